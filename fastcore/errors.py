@@ -1,0 +1,54 @@
+"""Every error that fastcore raises on purpose. Each message says what, which field or tensor, expected, found, and what to do."""
+
+__all__ = [
+    "CacheFullError",
+    "ChatTemplateError",
+    "CheckpointError",
+    "ContextLengthError",
+    "Error",
+    "MissingPackageError",
+    "MissingShardError",
+    "ModelNotFoundError",
+    "NonFiniteError",
+    "UnsupportedModelError",
+]
+
+
+class Error(Exception):
+    """The root: `except fastcore.Error` catches everything below."""
+
+
+class CheckpointError(Error, ValueError):
+    """A file of the checkpoint is damaged, incomplete or contradicts its config."""
+
+
+class MissingShardError(CheckpointError, FileNotFoundError):
+    """The index names files that are not there."""
+
+
+class UnsupportedModelError(Error, ValueError):
+    """The checkpoint is well formed but needs something that is not implemented."""
+
+
+class ContextLengthError(Error, ValueError):
+    """The prompt does not fit the context window."""
+
+
+class CacheFullError(Error, MemoryError):
+    """The state pool's byte cap cannot hold another sequence."""
+
+
+class NonFiniteError(Error, ArithmeticError):
+    """The model produced NaN or infinity where a number is needed."""
+
+
+class ChatTemplateError(Error, ValueError):
+    """The checkpoint has no chat template, or the template refused the messages."""
+
+
+class ModelNotFoundError(Error, FileNotFoundError):
+    """No folder, file, cached model or reachable source answers to this model name."""
+
+
+class MissingPackageError(Error, ImportError):
+    """An optional package is needed; the message names the extra that brings it."""
