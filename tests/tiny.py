@@ -224,6 +224,11 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def make_prompt(num_tokens: int, vocab_size: int = TOKENIZER_SIZE, seed: int = 0) -> list[int]:
+    """Random token ids without the special ones."""
+    return np.random.default_rng([seed, num_tokens]).integers(len(_SPECIAL), vocab_size, num_tokens).tolist()
+
+
 # ---------------------------------------------------------------- config
 
 
@@ -478,7 +483,7 @@ def _byte_alphabet() -> list[str]:
 def write_tokenizer(folder: Path, *, add_bos: bool = False, chat_template: str | None = CHATML) -> None:
     """Write tokenizer.json and tokenizer_config.json: byte-level BPE of TOKENIZER_SIZE ids.
 
-    Ids: 0 <|endoftext|> (BOS), 1 <|im_start|>, 2 <|im_end|> (EOS), then the 256 bytes in order from 3 on, then merges that
+    Ids: 0 <|endoftext|> (BOS), 1 <|im_start|>, 2 <|im_end|> (EOS), then bytes 0..255 from id 3 on, then merges that
     grow the words above letter by letter. add_bos: the post-processor puts BOS first, as Llama's does.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors

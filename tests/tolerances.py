@@ -1,0 +1,26 @@
+"""Every tolerance of the tests. Results that must be equal have none: compare them with `==` or np.array_equal."""
+
+# Whole models, against the oracle in float64 or a golden
+LOGITS_RELATIVE_TO_STD = (
+    2e-4  # max |difference| over the standard deviation of all logits: f32 rounding through the layers
+)
+SENSITIVITY = 1e-4  # absolute, on the sensitivity logit, which is of the order of 1
+GREEDY_MIN_GAP = 1e-3  # greedy tokens must agree where the two best logits differ by more than this
+LOGPROB = 2e-4  # absolute, on one log-probability: the logits' tolerance at a spread of about 1
+
+# Single ops in f32, against the oracle in float64
+LINEAR = 2e-6  # times sum |w| |x| of the output: one f32 chain of a few hundred fused multiply-adds
+CONV = 1e-6  # times sum |w| |x| + |bias|: a chain of at most a few taps
+NORM = 2e-6  # relative: a sum of squares, a square root, two multiplications
+ROPE = 1e-6  # times the length of the rotated pair: two products of tables rounded to f32
+EXP = 2.5e-7  # relative: two units in the last place
+SILU = 1e-6  # relative: one exp, one division
+SOFTPLUS = 1e-6  # relative: one exp, one log
+SOFTMAX = 2e-6  # absolute, on probabilities
+ATTENTION = 5e-6  # times the largest |v|: scores of the order of 1 to 10 go through exp
+SCAN = 2e-5  # times the largest |y|: the state's rounding is carried from step to step
+VITERBI_SCORE = 1e-5  # relative, on the score of a path: one f32 addition a token
+
+# Formulas evaluated in double on both sides
+DOUBLE = 1e-12  # relative: the two sides may order their operations differently
+F32_TABLE = 6e-8  # absolute, on cos and sin computed in double and stored in f32: half a unit in the last place
