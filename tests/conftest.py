@@ -42,7 +42,7 @@ def data_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """tiny_folder("llama", dtype="f32", ...) -> a tiny checkpoint, written once a session. Read it, do not change it."""
+    """tiny_folder("llama", dtype="f32", ...) -> a tiny checkpoint, written once a session; do not change it."""
     root = tmp_path_factory.mktemp("tiny")
     written: dict[str, Path] = {}
 

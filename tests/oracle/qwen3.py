@@ -1,0 +1,53 @@
+"""Qwen3: each head of q and k is RMS-normalised before its rotation; head_dim is independent of hidden_size."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from . import ops, rope
+from .checkpoint import Weights, load_config
+from .greedy import continue_greedily
+
+
+def logits(folder: Path, token_ids: Sequence[int], dtype: DTypeLike = np.float64) -> np.ndarray:
+    """[num_tokens, vocab_size]."""
+    config, weights = load_config(folder), Weights(folder, dtype)
+    hidden = hidden_states(config, weights, token_ids)
+    head = "model.embed_tokens.weight" if config.get("tie_word_embeddings") else "lm_head.weight"
+    return ops.linear(hidden, weights[head], dtype=dtype)
+
+
+def greedy(folder: Path, token_ids: Sequence[int], n: int) -> list[int]:
+    return continue_greedily(partial(logits, folder), token_ids, n)
+
+
+def hidden_states(
+    config: dict, weights: Weights, token_ids: Sequence[int], prefix: str = "model.", causal: bool = True
+) -> np.ndarray:
+    """[num_tokens, hidden_size], after the final norm."""
+    op = ops.bind(weights.dtype)
+    num_tokens, eps = len(token_ids), config["rms_norm_eps"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    cos, sin = rope.tables(config, head_dim, num_tokens)
+
+    hidden = weights[f"{prefix}embed_tokens.weight"][list(token_ids)]
+    for i in range(config["num_hidden_layers"]):
+        p = f"{prefix}layers.{i}."
+        x = op.rms_norm(hidden, weights[f"{p}input_layernorm.weight"], eps)
+        q, k, v = (
+            op.linear(x, *weights.linear(f"{p}self_attn.{name}")).reshape(num_tokens, -1, head_dim)
+            for name in ("q_proj", "k_proj", "v_proj")
+        )
+        q = op.rope(op.rms_norm(q, weights[f"{p}self_attn.q_norm.weight"], eps), cos, sin)
+        k = op.rope(op.rms_norm(k, weights[f"{p}self_attn.k_norm.weight"], eps), cos, sin)
+        mixed = op.attention(q, k, v, causal).reshape(num_tokens, -1)
+        hidden = hidden + op.linear(mixed, *weights.linear(f"{p}self_attn.o_proj"))
+
+        x = op.rms_norm(hidden, weights[f"{p}post_attention_layernorm.weight"], eps)
+        gate, up = (op.linear(x, weights[f"{p}mlp.{name}.weight"]) for name in ("gate_proj", "up_proj"))
+        hidden = hidden + op.linear(op.swiglu(gate, up), weights[f"{p}mlp.down_proj.weight"])
+
+    return op.rms_norm(hidden, weights[f"{prefix}norm.weight"], eps)
