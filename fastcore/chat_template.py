@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-from .errors import ChatTemplateError
+from fastcore.errors import ChatTemplateError
 
 if TYPE_CHECKING:
     import jinja2

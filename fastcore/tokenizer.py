@@ -13,8 +13,8 @@ from typing import Any
 
 import tokenizers
 
-from .chat_template import ChatTemplate, split_reasoning
-from .errors import ChatTemplateError, CheckpointError
+from fastcore.chat_template import ChatTemplate, split_reasoning
+from fastcore.errors import ChatTemplateError, CheckpointError
 
 __all__ = ["IncrementalDecoder", "Tokenizer", "split_reasoning"]
 
