@@ -246,6 +246,8 @@ def _config(model_type: str, dtype: str, tie: bool, overrides: Mapping[str, Any]
     else:
         defaults = _DEFAULTS[model_type] | {"tie_word_embeddings": tie, "torch_dtype": _TORCH_DTYPE[dtype]}
     _refuse_unknown(model_type, overrides, (defaults.keys() | _OPTIONAL) - {"tie_word_embeddings"})
+    if "rope_parameters" in overrides:  # the newer spelling replaces the older one
+        defaults = {key: value for key, value in defaults.items() if key not in ("rope_theta", "rope_scaling")}
     return defaults | dict(overrides)
 
 
@@ -433,7 +435,7 @@ def write_weights(folder: Path, tensors: Mapping[str, np.ndarray], shards: int =
         write_safetensors(folder / "model.safetensors", tensors)
         return
     names = list(tensors)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for i in range(shards):
         file_name = f"model-{i + 1:05}-of-{shards:05}.safetensors"
         part = names[i * len(names) // shards : (i + 1) * len(names) // shards]

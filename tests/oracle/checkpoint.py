@@ -20,7 +20,6 @@ class Weights:
 
     def __init__(self, folder: Path, dtype: DTypeLike = np.float64) -> None:
         self.dtype = dtype
-        self.unread: set[str] = set()
         self._stored: dict[str, tuple[str, np.ndarray]] = {}
         for path in sorted(Path(folder).glob("*.safetensors")):
             blob = np.memmap(path, np.uint8, "r")
@@ -31,7 +30,8 @@ class Weights:
                 begin, end = (8 + length + offset for offset in entry["data_offsets"])
                 value = blob[begin:end].view(_STORED[entry["dtype"]]).reshape(entry["shape"])
                 self._stored[name] = (entry["dtype"], value)
-                self.unread.add(name)
+        self.names = frozenset(self._stored)
+        self.unread = set(self.names)
 
     def __getitem__(self, name: str) -> np.ndarray:
         stored_dtype, value = self._stored[name]

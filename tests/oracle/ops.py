@@ -7,7 +7,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import DTypeLike
 
 
 def bind(dtype: DTypeLike) -> SimpleNamespace:
@@ -28,25 +28,27 @@ def bind(dtype: DTypeLike) -> SimpleNamespace:
     return SimpleNamespace(**{op.__name__: partial(op, dtype=dtype) for op in ops})
 
 
-def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, dtype: DTypeLike = np.float64) -> np.ndarray:
+def linear(
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None, dtype: DTypeLike = np.float64
+) -> np.ndarray:
     """[..., in_features] with weight [out_features, in_features] -> [..., out_features]."""
     y = np.asarray(x, dtype) @ np.asarray(weight, dtype).T
     return y if bias is None else y + np.asarray(bias, dtype)
 
 
-def silu(x: ArrayLike, dtype: DTypeLike = np.float64) -> np.ndarray:
+def silu(x: np.ndarray, dtype: DTypeLike = np.float64) -> np.ndarray:
     """x * sigmoid(x), with an exp that cannot overflow."""
     x = np.asarray(x, dtype)
     e = np.exp(-np.abs(x))
     return x * np.where(x >= 0, 1, e) / (1 + e)
 
 
-def softplus(x: ArrayLike, dtype: DTypeLike = np.float64) -> np.ndarray:
+def softplus(x: np.ndarray, dtype: DTypeLike = np.float64) -> np.ndarray:
     """log(1 + exp(x))."""
     return np.logaddexp(0, np.asarray(x, dtype), dtype=dtype)
 
 
-def softmax(x: ArrayLike, dtype: DTypeLike = np.float64) -> np.ndarray:
+def softmax(x: np.ndarray, dtype: DTypeLike = np.float64) -> np.ndarray:
     """Over the last axis. A row that is -inf throughout gives zeros."""
     x = np.asarray(x, dtype)
     largest = x.max(-1, keepdims=True)
@@ -55,20 +57,20 @@ def softmax(x: ArrayLike, dtype: DTypeLike = np.float64) -> np.ndarray:
     return e / np.where(total == 0, 1, total)
 
 
-def swiglu(gate: ArrayLike, up: ArrayLike, dtype: DTypeLike = np.float64) -> np.ndarray:
+def swiglu(gate: np.ndarray, up: np.ndarray, dtype: DTypeLike = np.float64) -> np.ndarray:
     return silu(gate, dtype) * np.asarray(up, dtype)
 
 
-def rms_norm(x: ArrayLike, weight: ArrayLike, eps: float, dtype: DTypeLike = np.float64) -> np.ndarray:
+def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float, dtype: DTypeLike = np.float64) -> np.ndarray:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis."""
     x = np.asarray(x, dtype)
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * np.asarray(weight, dtype)
 
 
 def gated_rms_norm(
-    x: ArrayLike,
-    gate: ArrayLike,
-    weight: ArrayLike,
+    x: np.ndarray,
+    gate: np.ndarray,
+    weight: np.ndarray,
     eps: float,
     num_groups: int = 1,
     norm_before_gate: bool = False,
@@ -82,7 +84,7 @@ def gated_rms_norm(
     return grouped * silu(gate, dtype) if norm_before_gate else grouped
 
 
-def rope(x: ArrayLike, cos: ArrayLike, sin: ArrayLike, dtype: DTypeLike = np.float64) -> np.ndarray:
+def rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, dtype: DTypeLike = np.float64) -> np.ndarray:
     """Rotate x [num_tokens, num_heads, head_dim] by cos, sin [num_tokens, head_dim/2]: i pairs with i + head_dim/2."""
     first, second = np.split(np.asarray(x, dtype), 2, axis=-1)
     cos, sin = (np.asarray(table, dtype)[:, None, :] for table in (cos, sin))
@@ -90,7 +92,7 @@ def rope(x: ArrayLike, cos: ArrayLike, sin: ArrayLike, dtype: DTypeLike = np.flo
 
 
 def attention(
-    q: ArrayLike, k: ArrayLike, v: ArrayLike, causal: bool = True, dtype: DTypeLike = np.float64
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = True, dtype: DTypeLike = np.float64
 ) -> np.ndarray:
     """Grouped-query attention of the last num_queries of num_tokens positions over all of them.
 
@@ -109,10 +111,10 @@ def attention(
 
 
 def causal_conv1d(
-    x: ArrayLike,
-    weight: ArrayLike,
-    bias: ArrayLike | None = None,
-    state: ArrayLike | None = None,
+    x: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray | None = None,
+    state: np.ndarray | None = None,
     dtype: DTypeLike = np.float64,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Depthwise: y[t, c] = bias[c] + sum over k of weight[c, k] * x[t - (kernel - 1) + k, c].
@@ -129,13 +131,13 @@ def causal_conv1d(
 
 
 def selective_scan(
-    x: ArrayLike,
-    dt: ArrayLike,
-    A: ArrayLike,
-    B: ArrayLike,
-    C: ArrayLike,
-    D: ArrayLike,
-    state: ArrayLike | None = None,
+    x: np.ndarray,
+    dt: np.ndarray,
+    A: np.ndarray,
+    B: np.ndarray,
+    C: np.ndarray,
+    D: np.ndarray,
+    state: np.ndarray | None = None,
     dtype: DTypeLike = np.float64,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The Mamba-2 recurrence, one token after the other.

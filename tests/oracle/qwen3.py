@@ -14,14 +14,17 @@ from .greedy import continue_greedily
 
 def logits(folder: Path, token_ids: Sequence[int], dtype: DTypeLike = np.float64) -> np.ndarray:
     """[num_tokens, vocab_size]."""
-    config, weights = load_config(folder), Weights(folder, dtype)
-    hidden = hidden_states(config, weights, token_ids)
-    head = "model.embed_tokens.weight" if config.get("tie_word_embeddings") else "lm_head.weight"
-    return ops.linear(hidden, weights[head], dtype=dtype)
+    return forward(load_config(folder), Weights(folder, dtype), token_ids)
 
 
 def greedy(folder: Path, token_ids: Sequence[int], n: int) -> list[int]:
     return continue_greedily(partial(logits, folder), token_ids, n)
+
+
+def forward(config: dict, weights: Weights, token_ids: Sequence[int]) -> np.ndarray:
+    hidden = hidden_states(config, weights, token_ids)
+    head = "model.embed_tokens.weight" if config.get("tie_word_embeddings") else "lm_head.weight"
+    return ops.linear(hidden, weights[head], dtype=weights.dtype)
 
 
 def hidden_states(

@@ -14,7 +14,7 @@ def is_legal(before: str, after: str) -> bool:
 
 
 def transition_scores(labels: Sequence[str], b_bias: float, e_bias: float, dtype: DTypeLike = np.float64) -> np.ndarray:
-    """[from, to]: b_bias for a step into a B label plus e_bias for a step out of an E label, -inf for an illegal step."""
+    """[from, to]: b_bias for a step into a B label plus e_bias for a step out of an E label, -inf if illegal."""
     b_bias, e_bias = np.asarray([b_bias, e_bias], dtype)
     scores = np.full((len(labels), len(labels)), -np.inf, dtype)
     for i, before in enumerate(labels):
