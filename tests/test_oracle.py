@@ -18,6 +18,7 @@ GOLDENS = {
     "llama-linear-biases": llama,
     "llama-dynamic": llama,
     "llama-yarn": llama,
+    "llama-yarn-mscale": llama,
     "qwen3-causal": qwen3,
     "qwen3-biases": qwen3,
     "falcon-h1": falcon_h1,
