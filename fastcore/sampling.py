@@ -4,8 +4,8 @@ The order of processing:
 
 1. `logit_bias` is added.
 2. `min_tokens`: until that many tokens are out, end-of-sequence tokens and `stop_token_ids` are masked.
-3. Penalties. Repetition, once per distinct token of prompt and output: a positive logit is divided by the penalty, another is
-   multiplied. Presence and frequency, output tokens only: `logit -= presence_penalty + frequency_penalty * count`.
+3. Penalties. Repetition, once per distinct token of prompt and output: a positive logit is divided by the penalty,
+   any other multiplied. Presence and frequency, output tokens only: `logit -= presence + frequency * count`.
 4. `temperature` divides. From here on tokens stand in one order: descending logit, ties by ascending token id. Every
    truncation keeps a prefix of that order, and always its first token.
 5. `top_k` keeps the first k.
@@ -13,8 +13,9 @@ The order of processing:
 7. `min_p` keeps the tokens at least min_p times as probable as the first.
 8. One uniform number draws from what is left, by inverting the cumulative distribution in order of token id.
 
-Greedy decoding stops after step 3 and takes the highest logit, of equals the lowest token id. Logprobs are those of the model:
-log-softmax of the logits before step 1. NaN, +inf or nothing but -inf in the logits is a `NonFiniteError`, never a token.
+Greedy decoding stops after step 3 and takes the highest logit, of equals the lowest token id. Logprobs are those of the
+model: log-softmax of the logits before step 1. NaN, +inf or nothing but -inf in the logits is a `NonFiniteError`,
+never a token.
 """
 
 import math
@@ -45,7 +46,7 @@ class SamplingParams:
     top_p: sample from the smallest set of most probable tokens that holds this share of the mass; in (0, 1], 1 is off.
     min_p: drop tokens less probable than min_p times the most probable one; in [0, 1], 0 is off.
     repetition_penalty: above 1 discourages tokens of the prompt and the output; above 0, 1 is off.
-    presence_penalty, frequency_penalty: subtracted from the logit of tokens in the output, once or per occurrence; in [-2, 2].
+    presence_penalty, frequency_penalty: subtracted from the logit of output tokens, once or per occurrence; in [-2, 2].
     seed: the same seed gives the same tokens, in any batch; None draws one from the system.
     max_tokens: at most this many new tokens; 0 generates none; None leaves it to the caller (`generate`: 256).
     min_tokens: no end-of-sequence token and no stop token before this many new tokens.
@@ -280,7 +281,7 @@ class Sampler:
         return logits
 
     def _draw(self, logits: NDArray[np.float32], peak: float) -> int:
-        """Steps 4 to 8. The vocabulary is never sorted; all of it is weighed only where no top_k bounds what may be drawn."""
+        """Steps 4 to 8. The vocabulary is never sorted, and with top_k only the candidates are weighed."""
         params = self.params
         uniform = (int(self._stream.random_raw()) >> 11) * 2.0**-53  # in [0, 1)
         ids = None  # the candidates, ascending; None is the whole vocabulary
@@ -307,7 +308,7 @@ class Sampler:
 def logprobs_of(
     logits: NDArray[np.float32], token_id: int, num_top: int
 ) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """log-softmax of f32 [vocab_size]: that of `token_id`, and the `num_top` highest as (token id, logprob), best first.
+    """log-softmax of f32 [vocab_size]: of `token_id`, and the `num_top` highest as (token id, logprob), best first.
 
     Of equal logprobs the lower id comes first. Fewer than `num_top` come back only where other logits are -inf.
     """
@@ -350,7 +351,7 @@ class _TokenCounts:
 
 
 def _argmax(logits: NDArray[np.float32]) -> tuple[int, float]:
-    """The highest logit, of equals the one with the lowest id, and its value, which is finite; else `NonFiniteError`."""
+    """The id of the highest logit, of equals the lowest, and its value, which is finite; else `NonFiniteError`."""
     best = int(logits.argmax())  # NumPy takes a NaN for the highest, so that this one value tells of any
     peak = float(logits[best])
     if math.isfinite(peak):
@@ -363,7 +364,7 @@ def _argmax(logits: NDArray[np.float32]) -> tuple[int, float]:
 def _softmax_weights(
     logits: NDArray[np.float32], peak: float, temperature: float, weights: NDArray[np.float32]
 ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """exp((logit - peak) / temperature), the weights of the softmax, into `weights`; and their sums by block of `BLOCK`.
+    """The weights of the softmax, exp((logit - peak) / temperature), into `weights`; and their sums by `BLOCK`.
 
     `weights` comes from `_blocks(logits.size)`: f32, zero past the logits. The sums are f64 [number of blocks].
     """
@@ -384,11 +385,10 @@ def _at_least(values: NDArray[np.float32], threshold: float) -> NDArray[np.int64
 def _leading(
     logits: NDArray[np.float32], peak: float, scale: float, weights: NDArray[np.float32] | None, enough: float
 ) -> NDArray[np.int64]:
-    """Indices, ascending, of the shortest prefix in the order of descending logit (ties: ascending index) that is enough.
+    """Indices, ascending, of the shortest prefix by descending logit (ties: ascending index) that is enough.
 
-    A prefix is enough when its weights add up to `enough`; without weights, when it has that many members. If nothing is
-    enough, all finite logits come back. `peak` is the highest logit; `scale` is the drop below it over which few are
-    expected to matter.
+    A prefix is enough when its weights add up to `enough`; without weights, when it has that many members. If none is,
+    all finite logits come back. `peak` is the highest logit, `scale` the unit of the drops below it that are tried.
     """
 
     def measure(ids: NDArray[np.int64]) -> float:
@@ -436,7 +436,7 @@ def _block_sums(weights: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDAr
 
 
 def _invert(weights: NDArray[np.float32], sums: NDArray[np.float64], uniform: float) -> int:
-    """The first index whose cumulative weight exceeds `uniform` (in [0, 1)) times the total; its weight is above zero."""
+    """The first index whose cumulative weight exceeds `uniform`, in [0, 1), times the total; its weight is not zero."""
     through = np.cumsum(sums)
     target = uniform * through[-1]
     block = int(np.searchsorted(through, target, side="right"))

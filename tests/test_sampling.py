@@ -1,4 +1,4 @@
-"""Sampling against a naive sampler that sorts the whole vocabulary in double precision and uses the same uniform numbers."""
+"""Sampling against a naive sampler that sorts the vocabulary in double precision and uses the same uniform numbers."""
 
 import dataclasses
 import math
