@@ -23,7 +23,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """The name of the instruction set in use during the test."""
     from fastcore import _kernels
 
-    before = _kernels.current_isa()
+    before = _kernels.active_isa()
     _kernels.use_isa(request.param)
     yield request.param
     _kernels.use_isa(before)

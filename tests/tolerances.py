@@ -1,9 +1,7 @@
 """Every tolerance of the tests. Results that must be equal have none: compare them with `==` or np.array_equal."""
 
 # Whole models, against the oracle in float64 or a golden
-LOGITS_RELATIVE_TO_STD = (
-    2e-4  # max |difference| over the standard deviation of all logits: f32 rounding through the layers
-)
+LOGITS_RELATIVE_TO_STD = 2e-4  # max |difference| over the std of all logits: f32 rounding through the layers
 SENSITIVITY = 1e-4  # absolute, on the sensitivity logit, which is of the order of 1
 GREEDY_MIN_GAP = 1e-3  # greedy tokens must agree where the two best logits differ by more than this
 LOGPROB = 2e-4  # absolute, on one log-probability: the logits' tolerance at a spread of about 1

@@ -1,6 +1,6 @@
 """Makes the golden folders that come from `tiny_checkpoint`; needs torch and transformers, which the tests do not.
 
-    python tests/data/make_goldens.py [NAME ...]
+    PYTHONPATH=tests python tests/data/make_goldens.py [NAME ...]
 
 Each folder gets config.json and model.safetensors, what transformers computes from them in f32 with eager attention
 and no cache (logits.npy), and case.json: the prompt, the greedy tokens that follow and the smallest gap between the two
@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from tiny import make_prompt, tiny_checkpoint, write_json
+from tolerances import GREEDY_MIN_GAP
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-from tiny import make_prompt, tiny_checkpoint, write_json  # noqa: E402
-from tolerances import GREEDY_MIN_GAP  # noqa: E402
 
 # name: (what it is for, model type, options of tiny_checkpoint, prompt tokens, greedy tokens)
 CASES: dict[str, tuple[str, str, dict[str, Any], int, int]] = {

@@ -1,5 +1,6 @@
 """The best label path that BIES grammar allows."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -58,6 +59,5 @@ def path_score(
     """The float64 score of one given path."""
     steps = transition_scores(labels, b_bias, e_bias)
     emitted = np.asarray(token_logits, np.float64)
-    return sum(emitted[t, label] for t, label in enumerate(path)) + sum(
-        steps[before, after] for before, after in zip(path[:-1], path[1:], strict=True)
-    )
+    stepped = sum(steps[before, after] for before, after in itertools.pairwise(path))
+    return stepped + sum(emitted[t, label] for t, label in enumerate(path))
