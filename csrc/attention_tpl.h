@@ -1,0 +1,191 @@
+/* Attention of the query rows that share one kv head. Positions are taken in segments of FC_SEGMENT_TOKENS: a segment gives its
+ * maximum m, the sum l of exp(s - m) and the sums o of exp(s - m) v; segments are combined in order. Both products are the linear
+ * kernel again: scores with K as the panels, sums of v with V as the panels. */
+
+/* s[i] = exp(s[i] * scale - m) for i < n, 0 up to padded; returns the sum, m in *max. */
+static inline float FC_NAME(softmax_row)(float *s, int n, int padded, float scale, float *max)
+{
+    p16 by = p16_set1(scale), m = p16_set1(s[0] * scale);
+    for (int i = 0; i < n; i += 16) {
+        p16 v = p16_mul(n - i >= 16 ? p16_load(s + i) : FC_NAME(load_n)(s + i, n - i), by);
+        if (n - i < 16) {
+            float t[16];
+            p16_store(t, v);
+            for (int j = n - i; j < 16; j++) {
+                t[j] = t[0];
+            }
+            v = p16_load(t);
+        }
+        p16_store(s + i, v);
+        m = p16_max(m, v);
+    }
+    *max = FC_NAME(max16)(m);
+    p16 sum = p16_zero(), shift = p16_set1(*max);
+    for (int i = 0; i < n; i += 16) {
+        p16 v = FC_NAME(exp16)(p16_sub(p16_load(s + i), shift));
+        if (n - i < 16) {
+            float t[16];
+            p16_store(t, v);
+            v = FC_NAME(load_n)(t, n - i);
+        }
+        p16_store(s + i, v);
+        sum = p16_add(sum, v);
+    }
+    for (int i = fc_pad(n); i < padded; i += 16) {
+        p16_store(s + i, p16_zero());
+    }
+    return FC_NAME(sum16)(sum);
+}
+
+static inline void FC_NAME(gemm_cache)(int dtype, const float *x, ptrdiff_t ld_x, int rows, const void *w, ptrdiff_t panel_bytes,
+                                       ptrdiff_t k_bytes, int panels, int num_k, float *acc, ptrdiff_t ld_acc, int first)
+{
+    if (dtype == FC_F32) {
+        FC_NAME(gemm_f32)(x, ld_x, rows, w, panel_bytes, k_bytes, panels, num_k, acc, ld_acc, first);
+    } else {
+        FC_NAME(gemm_f16)(x, ld_x, rows, w, panel_bytes, k_bytes, panels, num_k, acc, ld_acc, first);
+    }
+}
+
+/* (o, l, m) of a row = (o, l, m) combined with a later segment's. */
+static inline void FC_NAME(combine)(float *o, float *l, float *m, const float *o2, float l2, float m2, int padded_dim)
+{
+    float max = *m > m2 ? *m : m2;
+    p16 a = FC_NAME(exp16)(p16_set1(*m - max)), b = FC_NAME(exp16)(p16_set1(m2 - max));
+    for (int i = 0; i < padded_dim; i += 16) {
+        p16_store(o + i, p16_fma(p16_load(o + i), a, p16_mul(p16_load(o2 + i), b)));
+    }
+    float sum[16];
+    p16_store(sum, p16_fma(p16_set1(*l), a, p16_mul(p16_set1(l2), b)));
+    *l = sum[0];
+    *m = max;
+}
+
+static inline void FC_NAME(divide)(const float *o, float l, int head_dim, float *out)
+{
+    for (int i = 0; i < head_dim; i += 16) {
+        FC_NAME(store_up_to)(out + i, p16_div(p16_load(o + i), p16_set1(l)), head_dim - i);
+    }
+}
+
+static void FC_NAME(attention)(const fc_attention_task *task)
+{
+    const fc_kv_cache *kv = task->kv;
+    int head_dim = task->head_dim, padded = fc_pad(head_dim), rows = task->tokens * task->group;
+    ptrdiff_t lane_bytes = fc_lane_bytes(kv->dtype), element = lane_bytes / 16;
+    float *q = task->scratch;                         /* [rows][padded] */
+    float *o = q + (ptrdiff_t)FC_ATTENTION_ROWS * padded; /* [rows][padded] */
+    float *l = o + (ptrdiff_t)FC_ATTENTION_ROWS * padded, *m = l + FC_ATTENTION_ROWS;
+    float *s = m + FC_ATTENTION_ROWS;                 /* [6][FC_SEGMENT_TOKENS] */
+    float *o2 = s + 6 * FC_SEGMENT_TOKENS;            /* [6][padded] */
+    for (int r = 0; r < rows; r++) {
+        const float *from = task->q + r / task->group * task->ld_q + (ptrdiff_t)(r % task->group) * head_dim;
+        memcpy(q + (ptrdiff_t)r * padded, from, (size_t)head_dim * sizeof(float));
+    }
+    for (int segment = task->first_segment; segment < task->end_segment; segment++) {
+        int start = segment * FC_SEGMENT_TOKENS;
+        for (int r0 = 0; r0 < rows; r0 += 6) {
+            int height = rows - r0 < 6 ? rows - r0 : 6;
+            int last = task->limit + (r0 + height - 1) / task->group * task->limit_step - start;
+            int visible = last < FC_SEGMENT_TOKENS ? last : FC_SEGMENT_TOKENS; /* to the tile's last row */
+            if (visible <= 0) {
+                continue;
+            }
+            for (int i = 0; i < visible; i += FC_BLOCK_TOKENS) {
+                const uint8_t *k = task->head_base + task->blocks[(start + i) / FC_BLOCK_TOKENS] * kv->block_bytes;
+                int panels = fc_panels(visible - i < FC_BLOCK_TOKENS ? visible - i : FC_BLOCK_TOKENS);
+                FC_NAME(gemm_cache)(kv->dtype, q + (ptrdiff_t)r0 * padded, padded, height, k, head_dim * lane_bytes, lane_bytes,
+                                    panels, head_dim, s + i, FC_SEGMENT_TOKENS, 1);
+            }
+            float sums[6], maxima[6];
+            for (int r = 0; r < height; r++) {
+                int n = task->limit + (r0 + r) / task->group * task->limit_step - start;
+                n = n < FC_SEGMENT_TOKENS ? n : FC_SEGMENT_TOKENS;
+                float *row = s + (ptrdiff_t)r * FC_SEGMENT_TOKENS;
+                if (n > 0) {
+                    sums[r] = FC_NAME(softmax_row)(row, n, fc_pad(visible), task->score_scale, &maxima[r]);
+                } else {
+                    sums[r] = -1.0f; /* sees nothing of this segment */
+                    memset(row, 0, (size_t)visible * sizeof(float));
+                }
+            }
+            for (int i = 0; i < visible; i += FC_BLOCK_TOKENS) {
+                const uint8_t *v =
+                    task->head_base + kv->v_offset + task->blocks[(start + i) / FC_BLOCK_TOKENS] * kv->block_bytes;
+                int count = visible - i < FC_BLOCK_TOKENS ? visible - i : FC_BLOCK_TOKENS;
+                FC_NAME(gemm_cache)(kv->dtype, s + i, FC_SEGMENT_TOKENS, height, v, lane_bytes, padded * element, padded / 16,
+                                    count, o2, padded, i == 0);
+            }
+            for (int r = 0; r < height; r++) {
+                ptrdiff_t row = r0 + r;
+                if (sums[r] < 0) {
+                    continue;
+                }
+                if (task->partial) {
+                    float *to = task->partial + (row * task->partial_segments + segment) * (padded + 2);
+                    memcpy(to, o2 + r * padded, (size_t)padded * sizeof(float));
+                    to[padded] = sums[r];
+                    to[padded + 1] = maxima[r];
+                } else if (segment == task->first_segment) {
+                    memcpy(o + row * padded, o2 + r * padded, (size_t)padded * sizeof(float));
+                    l[row] = sums[r];
+                    m[row] = maxima[r];
+                } else {
+                    FC_NAME(combine)(o + row * padded, l + row, m + row, o2 + r * padded, sums[r], maxima[r], padded);
+                }
+            }
+        }
+    }
+    if (!task->partial) {
+        for (int r = 0; r < rows; r++) {
+            FC_NAME(divide)(o + (ptrdiff_t)r * padded, l[r], head_dim,
+                            task->out + r / task->group * task->ld_out + (ptrdiff_t)(r % task->group) * head_dim);
+        }
+    }
+}
+
+static void FC_NAME(attention_combine)(const float *partial, int segments, int head_dim, float *out)
+{
+    int padded = fc_pad(head_dim);
+    float o[FC_MAX_HEAD_DIM];
+    memcpy(o, partial, (size_t)padded * sizeof(float));
+    float l = partial[padded], m = partial[padded + 1];
+    for (int segment = 1; segment < segments; segment++) {
+        const float *next = partial + (ptrdiff_t)segment * (padded + 2);
+        FC_NAME(combine)(o, &l, &m, next, next[padded], next[padded + 1], padded);
+    }
+    FC_NAME(divide)(o, l, head_dim, out);
+}
+
+static void FC_NAME(write_kv)(const float *x, int head_dim, int dtype, int is_v, uint8_t *base, ptrdiff_t v_offset, int position)
+{
+    int slot = position % FC_BLOCK_TOKENS, padded = fc_pad(head_dim);
+    ptrdiff_t element = fc_dtype_bytes(dtype);
+    if (is_v) {
+        uint8_t *v = base + v_offset + slot * padded * element;
+        for (int i = 0; i < head_dim; i += 16) {
+            p16 y = FC_NAME(load_up_to)(x + i, head_dim - i);
+            if (dtype == FC_F32) {
+                p16_store((float *)v + i, y);
+            } else {
+                p16_store_f16(v + i * element, y);
+            }
+        }
+        return;
+    }
+    uint8_t *k = base + (slot / 16 * head_dim * 16 + slot % 16) * element;
+    for (int i = 0; i < head_dim; i += 16) {
+        int n = head_dim - i < 16 ? head_dim - i : 16;
+        if (dtype == FC_F32) {
+            for (int j = 0; j < n; j++) {
+                ((float *)k)[(i + j) * 16] = x[i + j];
+            }
+        } else {
+            uint16_t half[16];
+            p16_store_f16(half, FC_NAME(load_up_to)(x + i, n));
+            for (int j = 0; j < n; j++) {
+                ((uint16_t *)k)[(i + j) * 16] = half[j];
+            }
+        }
+    }
+}

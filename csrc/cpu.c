@@ -1,0 +1,29 @@
+#include "cpu.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <stdint.h>
+
+/* The registers that the operating system saves on a context switch. */
+static uint64_t enabled_state(void)
+{
+    unsigned eax, edx;
+    __asm__ volatile("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
+    return (uint64_t)edx << 32 | eax;
+}
+
+int fc_cpu_has_avx2(void)
+{
+    unsigned eax, ebx, ecx, edx;
+    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx)) {
+        return 0;
+    }
+    const unsigned wanted = bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C;
+    if ((ecx & wanted) != wanted || (enabled_state() & 6) != 6) {
+        return 0;
+    }
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (ebx & bit_AVX2);
+}
+#else
+int fc_cpu_has_avx2(void) { return 0; }
+#endif

@@ -1,0 +1,7 @@
+/* What the processor and the operating system offer. */
+#ifndef FC_CPU_H
+#define FC_CPU_H
+
+int fc_cpu_has_avx2(void);   /* AVX2, FMA and F16C */
+
+#endif

@@ -1,0 +1,166 @@
+/* fastcore: the public C interface. Plain C11; nothing here allocates, prints, reads the environment or aborts.
+ *
+ * Weights. A linear map [out_features, in_features] is stored as panels of 16 output rows, k-major: panel[k][16]. Row r is lane
+ * r % 16 of panel r / 16; missing rows of the last panel are zero.
+ *   f32   16 floats a k
+ *   f16   16 halves a k
+ *   bf16  8 u32 a k: row j in the low half, row j + 8 in the high half
+ * All accumulate in f32: out[r] = fma(w[r][k], x[k], ...) for k = 0, 1, 2, ... from zero, one chain an output, so a result does
+ * not depend on threads, on the number of activation rows, or on the instruction set.
+ *
+ * Activations are row-major f32, rows padded to a multiple of 16 floats.
+ *
+ * KV cache. Memory comes in blocks of FC_BLOCK_TOKENS positions. A block holds, for every layer and kv head,
+ *   K  [FC_BLOCK_TOKENS / 16][head_dim][16]   lanes are positions, so scores are a linear map with K as its panel
+ *   V  [FC_BLOCK_TOKENS][head_dim padded to 16]   lanes are features
+ * in f32 or f16. */
+#ifndef FASTCORE_H
+#define FASTCORE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { FC_LANES = 16, FC_BLOCK_TOKENS = 32, FC_SEGMENT_TOKENS = 512, FC_MAX_HEAD_DIM = 512, FC_MAX_OPS = 4096 };
+
+typedef enum { FC_F32 = 0, FC_BF16 = 1, FC_F16 = 2, FC_NUM_DTYPES = 3 } fc_dtype;
+
+static inline int fc_pad(int n) { return (n + FC_LANES - 1) / FC_LANES * FC_LANES; }
+static inline int fc_panels(int n) { return (n + FC_LANES - 1) / FC_LANES; }
+static inline int fc_dtype_bytes(int dtype) { return dtype == FC_F32 ? 4 : 2; }
+/* Bytes of one k of one panel. */
+static inline ptrdiff_t fc_lane_bytes(int dtype) { return (ptrdiff_t)FC_LANES * fc_dtype_bytes(dtype); }
+
+/* ---- packing (pack.c) */
+
+/* Bytes of the panels of an [out_features, in_features] map. */
+size_t fc_packed_bytes(int out_features, int in_features, fc_dtype dtype);
+
+/* Put `num_rows` rows of `src` ([num_rows, in_features], row-major, elements of src_dtype) into `panels` from row `first_row` on;
+ * a source row i goes to row first_row + i, or, with group_stride > 16, to first_row + i / 16 * group_stride + i % 16 (gate and up
+ * projections interleaved panel by panel). Rounds to nearest even where the target is narrower. `panels` starts zeroed. */
+void fc_pack_rows(void *panels, fc_dtype dtype, int in_features, const void *src, fc_dtype src_dtype, int num_rows, int first_row,
+                  int group_stride, int num_threads);
+
+/* The inverse for one row, as f32. */
+void fc_unpack_row(const void *panels, fc_dtype dtype, int in_features, int row, float *out);
+
+/* ---- instruction sets (dispatch.c) */
+
+int fc_num_isas(void);
+const char *fc_isa_name(int i);
+/* Whether this machine can run instruction set i, and its self-check reproduces the scalar bits. */
+int fc_isa_usable(int i);
+int fc_isa_active(void);
+/* Make instruction set i the one that every later call uses; not while a step runs. */
+void fc_isa_use(int i);
+
+/* ---- single functions on arrays, for tests and for sampling */
+
+void fc_exp(const float *x, float *out, ptrdiff_t n);
+void fc_silu(const float *x, float *out, ptrdiff_t n);
+/* Index of the largest value (the lowest such index), or -1 if any value is NaN or infinite. */
+int64_t fc_argmax(const float *x, ptrdiff_t n);
+/* sum of exp((x - shift) * scale), over 16 lanes and a fixed tree. */
+double fc_sum_exp(const float *x, ptrdiff_t n, float shift, float scale);
+
+/* ---- the program */
+
+typedef enum {
+    FC_OP_EMBED,     /* dst = scale * row of the embedding for each token */
+    FC_OP_NORM,      /* dst = rms_norm(src) * norm */
+    FC_OP_LINEAR,    /* dst = epilogue(linear(src)), with an optional rms_norm of the source first */
+    FC_OP_HEADS,     /* per head: bias is in already; q/k rms_norm, RoPE; K and V go into the cache */
+    FC_OP_ATTENTION, /* dst = softmax(q k^T / sqrt(head_dim)) v over each row's visible positions */
+    FC_OP_ARGMAX,    /* best id of each output row */
+    FC_NUM_OPS
+} fc_op_kind;
+
+typedef enum {
+    FC_STORE,  /* dst = y */
+    FC_ADD,    /* dst += y */
+    FC_SWIGLU, /* rows come in panel pairs (gate, up): dst = silu(gate_scale * gate) * up */
+} fc_epilogue;
+
+typedef enum {
+    FC_ROWS_ALL, /* every row of the step */
+    FC_ROWS_OUT, /* the rows whose output is asked for */
+    FC_ROWS_SEQ, /* one row a sequence */
+} fc_row_set;
+
+enum { FC_BUFFER_OUTPUT = -1 /* the caller's [num_out, out_features] array */ };
+
+/* One op. y = (w x + bias) * column_scale * scale, where absent parts do nothing. */
+typedef struct {
+    int32_t kind, barrier; /* barrier: wait for all threads before this op */
+    int32_t src, dst;      /* buffers */
+    int32_t row_set;
+    int32_t epilogue;
+    int32_t dtype, n, k; /* n outputs (of a SWIGLU: gate and up together), k inputs */
+    const void *weights;
+    const float *bias, *column_scale, *norm; /* [n], [n], [k] */
+    float scale, src_scale, gate_scale, eps; /* src_scale multiplies the (normalised) source */
+    /* HEADS (also as the tail of a LINEAR whose head_dim is a multiple of 16) and ATTENTION */
+    int32_t fused_heads; /* LINEAR: do the HEADS work on the heads just computed */
+    int32_t num_heads, num_kv_heads, head_dim, layer, causal;
+    const float *q_norm, *k_norm; /* [head_dim] */
+    float key_scale, score_scale;
+} fc_op;
+
+typedef struct {
+    int32_t ld; /* floats a row */
+} fc_buffer;
+
+typedef struct {
+    const fc_op *ops;
+    const fc_buffer *buffers;
+    int32_t num_ops, num_buffers;
+} fc_program;
+
+/* The KV blocks. Address of (block, layer, head): base + block * block_bytes + layer * layer_bytes + head * head_bytes. */
+typedef struct {
+    uint8_t *base;
+    ptrdiff_t block_bytes, layer_bytes, head_bytes, v_offset;
+    int32_t dtype;
+} fc_kv_cache;
+
+/* One step: rows of many sequences, each sequence's rows together and in order. */
+typedef struct {
+    int32_t num_rows, num_seqs, num_out;
+    const int32_t *token_ids;    /* [num_rows] */
+    const int32_t *seq_rows;     /* [num_seqs + 1]: first row of each sequence */
+    const int32_t *seq_pos;      /* [num_seqs]: position of its first row */
+    const int32_t *block_tables; /* [num_seqs, max_blocks] */
+    int32_t max_blocks;
+    const int32_t *out_rows; /* [num_out] */
+    const float *rope_cos, *rope_sin; /* [positions, head_dim / 2] */
+    float *output;                    /* [num_out, ld_output] */
+    ptrdiff_t ld_output;
+    int32_t *argmax; /* [num_out] or NULL */
+    fc_kv_cache kv;
+    /* memory, sized by fc_workspace_floats */
+    float *workspace;
+    int32_t row_capacity, segment_capacity;
+    /* called by one thread between ops; non-zero stops the step */
+    int (*poll)(void *);
+    void *poll_data;
+    double *op_seconds; /* [num_ops] or NULL: time of each op on thread 0 */
+    int32_t num_ops;    /* run only the first num_ops ops; < 0: all */
+} fc_step;
+
+/* Floats of workspace for steps of up to row_capacity rows and contexts of up to segment_capacity segments. */
+size_t fc_workspace_floats(const fc_program *program, int row_capacity, int segment_capacity, int num_threads);
+/* Where buffer b starts in the workspace. */
+size_t fc_buffer_offset(const fc_program *program, int b, int row_capacity);
+/* 0, or non-zero when poll stopped it (the sequences of the step then hold partial state). */
+int fc_run(const fc_program *program, const fc_step *step, int num_threads);
+
+/* ---- limits of the machine (measure.c) */
+
+/* Seconds for `num_threads` threads to read `bytes` from `data` in `streams` contiguous streams each: the machine's read limit. */
+double fc_time_read(const void *data, size_t bytes, int streams, int num_threads, uint64_t *checksum);
+/* FLOP/s of the f32 kernel on operands that stay in L1, over num_threads threads: the machine's compute limit. */
+double fc_flops_peak(int num_threads);
+/* A monotonic clock. */
+double fc_seconds(void);
+
+#endif

@@ -1,0 +1,3 @@
+#include "simd_scalar.h"
+
+#include "isa_tpl.h"

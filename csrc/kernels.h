@@ -1,0 +1,83 @@
+/* The kernels that exist once per instruction set: one list, one table of pointers per set. Each works on a range that the caller
+ * chose; none knows about threads. */
+#ifndef FC_KERNELS_H
+#define FC_KERNELS_H
+
+#include "fastcore.h"
+
+/* acc[r][p * 16 + lane] (+)= sum over k of x[r][k] * panel p [k][lane]; `first` starts the chains at zero, otherwise they go on
+ * from acc. Panel p starts at w + p * panel_bytes; its k advance by k_bytes. */
+#define FC_GEMM_ARGS                                                                                                           \
+    (const float *x, ptrdiff_t ld_x, int rows, const void *w, ptrdiff_t panel_bytes, ptrdiff_t k_bytes, int panels, int num_k, \
+     float *acc, ptrdiff_t ld_acc, int first)
+
+/* Attention of `tokens` x `group` query rows of one kv head over the positions of segments [first_segment, end_segment).
+ * q: [tokens][ld_q], the group's heads side by side. The row of token t sees positions < limit + t * limit_step. The result of row r
+ * (token-major) goes to out + t * ld_out + g * head_dim, or, when partial is given, unnormalised to
+ * partial + (r * partial_segments + segment) * (padded head_dim + 2) as [sums of v][sum][max]. */
+typedef struct {
+    const float *q;
+    ptrdiff_t ld_q;
+    int tokens, group, head_dim;
+    int limit, limit_step;
+    int first_segment, end_segment;
+    float score_scale;
+    const fc_kv_cache *kv;
+    const uint8_t *head_base; /* kv->base at this layer and head */
+    const int32_t *blocks;
+    float *out;
+    ptrdiff_t ld_out;
+    float *partial;
+    int partial_segments;
+    float *scratch; /* fc_attention_scratch_floats */
+} fc_attention_task;
+
+#define FC_KERNEL_LIST(K)                                                                                                      \
+    K(void, gemm_f32, FC_GEMM_ARGS)                                                                                            \
+    K(void, gemm_bf16, FC_GEMM_ARGS)                                                                                           \
+    K(void, gemm_f16, FC_GEMM_ARGS)                                                                                            \
+    /* dst = or += (acc + bias) * column_scale * scale on n columns of each row; bias, column_scale may be NULL */             \
+    K(void, store_rows,                                                                                                        \
+      (const float *acc, ptrdiff_t ld_acc, int rows, int n, const float *bias, const float *column_scale, float scale, int add, \
+       float *dst, ptrdiff_t ld_dst))                                                                                          \
+    /* acc holds pairs of 16 columns (gate, up); dst gets n = 16 a pair (last one cut): silu(gate * gate_scale) * up * scale */ \
+    K(void, swiglu_rows,                                                                                                       \
+      (const float *acc, ptrdiff_t ld_acc, int rows, int n, const float *bias, float gate_scale, float scale, float *dst,       \
+       ptrdiff_t ld_dst))                                                                                                      \
+    K(void, rms_norm, (const float *x, const float *weight, int n, float eps, float scale, float *out))                        \
+    /* out[j] = x[j] cos[j] - x[j + half] sin[j]; out[j + half] = x[j + half] cos[j] + x[j] sin[j] */                          \
+    K(void, rope, (const float *x, const float *cos, const float *sin, int head_dim, float *out))                              \
+    /* one row of a packed map times scale */                                                                                  \
+    K(void, embed_row, (const void *panels, int dtype, int k, int row, float scale, float *out))                               \
+    K(void, attention, (const fc_attention_task *task))                                                                        \
+    /* out = the partial results of one row, combined in the order of the segments */                                          \
+    K(void, attention_combine, (const float *partial, int segments, int head_dim, float *out))                                 \
+    K(void, write_kv, (const float *x, int head_dim, int dtype, int is_v, uint8_t *base, ptrdiff_t v_offset, int position))    \
+    K(void, exp, (const float *x, float *out, ptrdiff_t n))                                                                    \
+    K(void, silu, (const float *x, float *out, ptrdiff_t n))                                                                   \
+    /* largest value over n >= 1 and its lowest index; *finite is cleared when a value is NaN or infinite */                    \
+    K(float, argmax, (const float *x, ptrdiff_t n, ptrdiff_t *index, int *finite))                                             \
+    K(double, sum_exp, (const float *x, ptrdiff_t n, float shift, float scale))
+
+typedef struct {
+#define FC_MEMBER(type, name, args) type(*name) args;
+    FC_KERNEL_LIST(FC_MEMBER)
+#undef FC_MEMBER
+} fc_kernels;
+
+/* Rows of queries that a task keeps in scratch at once, and its size in floats. */
+enum { FC_ATTENTION_ROWS = 96 };
+static inline size_t fc_attention_scratch_floats(int head_dim)
+{
+    return (size_t)FC_ATTENTION_ROWS * (2 * fc_pad(head_dim) + 2) + 6 * ((size_t)FC_SEGMENT_TOKENS + fc_pad(head_dim));
+}
+
+extern const fc_kernels fc_kernels_scalar;
+#if defined(__x86_64__) || defined(_M_X64)
+extern const fc_kernels fc_kernels_avx2;
+#endif
+
+/* The table in use. */
+extern const fc_kernels *fc_active;
+
+#endif

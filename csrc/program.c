@@ -1,0 +1,454 @@
+/* Replays a recorded program over one step: the only place that knows the order of ops at run time. Every thread runs the whole list
+ * and takes its share of each op; shares are ranges of outputs, never of a sum. */
+#include <stdatomic.h>
+#include <string.h>
+
+#include "kernels.h"
+#include "parallel.h"
+
+enum {
+    NORM_ROWS = 8,     /* up to here each thread normalises for itself instead of meeting the others */
+    TILE_ROWS = 6,     /* up to here a thread takes many panels a call, beyond it two */
+    PANELS_FEW = 16,
+    PANELS_MANY = 2,
+    SPLIT_TOKENS = 4,  /* sequences with more rows than this in a step do not split their context over threads */
+    SPLIT_ROWS = 16,   /* rows of a step whose context may be split */
+};
+
+typedef struct {
+    const fc_program *program;
+    const fc_step *step;
+    int num_ops, split;
+    fc_barrier barrier;
+    atomic_int stop_at; /* no thread starts an op behind a barrier from this index on */
+    atomic_int next[FC_MAX_OPS]; /* items handed out, per op */
+} run_state;
+
+typedef struct {
+    run_state *run;
+    const fc_step *step;
+    int thread, num_threads;
+    float *scratch;
+} team_member;
+
+/* ---- memory: the buffers, then a shared norm buffer, then attention partials, then one scratch per thread */
+
+static size_t widest(const fc_program *program)
+{
+    size_t width = FC_LANES;
+    for (int b = 0; b < program->num_buffers; b++) {
+        width = (size_t)program->buffers[b].ld > width ? (size_t)program->buffers[b].ld : width;
+    }
+    return width;
+}
+
+size_t fc_buffer_offset(const fc_program *program, int b, int row_capacity)
+{
+    size_t floats = 0;
+    for (int i = 0; i < b; i++) {
+        floats += (size_t)program->buffers[i].ld * (size_t)row_capacity;
+    }
+    return floats;
+}
+
+static size_t partial_floats(const fc_program *program, int segment_capacity)
+{
+    size_t most = 0;
+    for (int i = 0; i < program->num_ops; i++) {
+        const fc_op *op = &program->ops[i];
+        size_t row = (size_t)op->num_heads * (size_t)(fc_pad(op->head_dim) + 2);
+        most = op->kind == FC_OP_ATTENTION && row > most ? row : most;
+    }
+    return most * SPLIT_ROWS * (size_t)segment_capacity;
+}
+
+static size_t scratch_floats(const fc_program *program, int row_capacity)
+{
+    size_t norm = NORM_ROWS * widest(program);
+    size_t few = (size_t)TILE_ROWS * PANELS_FEW * FC_LANES, many = (size_t)row_capacity * PANELS_MANY * FC_LANES;
+    size_t linear = norm + (few > many ? few : many);
+    for (int i = 0; i < program->num_ops; i++) {
+        const fc_op *op = &program->ops[i];
+        size_t attention = op->kind == FC_OP_ATTENTION ? fc_attention_scratch_floats(op->head_dim) : 0;
+        linear = attention > linear ? attention : linear;
+    }
+    return (linear + 63) / 64 * 64;
+}
+
+size_t fc_workspace_floats(const fc_program *program, int row_capacity, int segment_capacity, int num_threads)
+{
+    return fc_buffer_offset(program, program->num_buffers, row_capacity) + widest(program) * (size_t)row_capacity +
+           partial_floats(program, segment_capacity) + 64 + scratch_floats(program, row_capacity) * (size_t)num_threads;
+}
+
+static float *shared_norm(const team_member *m)
+{
+    const fc_program *program = m->run->program;
+    return m->step->workspace + fc_buffer_offset(program, program->num_buffers, m->step->row_capacity);
+}
+
+static float *partials(const team_member *m)
+{
+    return shared_norm(m) + widest(m->run->program) * (size_t)m->step->row_capacity;
+}
+
+static float *buffer(const team_member *m, int b, ptrdiff_t *ld)
+{
+    if (b == FC_BUFFER_OUTPUT) {
+        *ld = m->step->ld_output;
+        return m->step->output;
+    }
+    *ld = m->run->program->buffers[b].ld;
+    return m->step->workspace + fc_buffer_offset(m->run->program, b, m->step->row_capacity);
+}
+
+/* ---- shares */
+
+typedef struct {
+    int begin, end;
+} range;
+
+static range share(const team_member *m, int items)
+{
+    return (range){(int)((int64_t)items * m->thread / m->num_threads), (int)((int64_t)items * (m->thread + 1) / m->num_threads)};
+}
+
+static void meet(const team_member *m) { fc_barrier_wait(&m->run->barrier, m->num_threads); }
+
+static int num_rows(const fc_step *step, int row_set)
+{
+    return row_set == FC_ROWS_ALL ? step->num_rows : row_set == FC_ROWS_OUT ? step->num_out : step->num_seqs;
+}
+
+/* ---- ops */
+
+static void run_embed(const team_member *m, const fc_op *op)
+{
+    ptrdiff_t ld;
+    float *dst = buffer(m, op->dst, &ld);
+    range rows = share(m, m->step->num_rows);
+    for (int r = rows.begin; r < rows.end; r++) {
+        fc_active->embed_row(op->weights, op->dtype, op->k, m->step->token_ids[r], op->scale, dst + r * ld);
+        memset(dst + r * ld + op->k, 0, (size_t)(ld - op->k) * sizeof(float));
+    }
+}
+
+/* Row r of the op's rows in a source that holds all rows of the step. */
+static int source_row(const fc_step *step, const fc_op *op, int r) { return op->row_set == FC_ROWS_OUT ? step->out_rows[r] : r; }
+
+static void norm_rows(const team_member *m, const fc_op *op, range rows, const float *src, ptrdiff_t ld_src, float *dst,
+                      ptrdiff_t ld_dst)
+{
+    for (int r = rows.begin; r < rows.end; r++) {
+        fc_active->rms_norm(src + source_row(m->step, op, r) * ld_src, op->norm, op->k, op->eps, op->src_scale, dst + r * ld_dst);
+    }
+}
+
+static void run_norm(const team_member *m, const fc_op *op)
+{
+    ptrdiff_t ld_src, ld_dst;
+    const float *src = buffer(m, op->src, &ld_src);
+    float *dst = buffer(m, op->dst, &ld_dst);
+    norm_rows(m, op, share(m, num_rows(m->step, op->row_set)), src, ld_src, dst, ld_dst);
+}
+
+static const int32_t *block_table(const fc_step *step, int seq) { return step->block_tables + (ptrdiff_t)seq * step->max_blocks; }
+
+/* The heads [heads.begin, heads.end) of q | k | v in `src`, for all rows. */
+static void process_heads(const team_member *m, const fc_op *op, range heads, float *src, ptrdiff_t ld)
+{
+    const fc_step *step = m->step;
+    const fc_kv_cache *kv = &step->kv;
+    int head_dim = op->head_dim;
+    for (int seq = 0; seq < step->num_seqs; seq++) {
+        const int32_t *blocks = block_table(step, seq);
+        for (int r = step->seq_rows[seq]; r < step->seq_rows[seq + 1]; r++) {
+            int position = step->seq_pos[seq] + r - step->seq_rows[seq];
+            const float *cos = step->rope_cos + (ptrdiff_t)position * (head_dim / 2);
+            const float *sin = step->rope_sin + (ptrdiff_t)position * (head_dim / 2);
+            uint8_t *layer = kv->base + blocks[position / FC_BLOCK_TOKENS] * kv->block_bytes + op->layer * kv->layer_bytes;
+            for (int h = heads.begin; h < heads.end; h++) {
+                float *x = src + r * ld + (ptrdiff_t)h * head_dim;
+                int kv_head = h - op->num_heads, is_v = kv_head >= op->num_kv_heads;
+                if (is_v) {
+                    fc_active->write_kv(x, head_dim, kv->dtype, 1, layer + (kv_head - op->num_kv_heads) * kv->head_bytes,
+                                        kv->v_offset, position);
+                    continue;
+                }
+                const float *norm = kv_head < 0 ? op->q_norm : op->k_norm;
+                float scale = kv_head < 0 ? 1.0f : op->key_scale;
+                if (norm) {
+                    fc_active->rms_norm(x, norm, head_dim, op->eps, scale, x);
+                } else if (scale != 1.0f) {
+                    for (int i = 0; i < head_dim; i++) {
+                        x[i] *= scale;
+                    }
+                }
+                fc_active->rope(x, cos, sin, head_dim, x);
+                if (kv_head >= 0) {
+                    fc_active->write_kv(x, head_dim, kv->dtype, 0, layer + kv_head * kv->head_bytes, kv->v_offset, position);
+                }
+            }
+        }
+    }
+}
+
+static void run_heads(const team_member *m, const fc_op *op)
+{
+    ptrdiff_t ld;
+    float *src = buffer(m, op->src, &ld);
+    process_heads(m, op, share(m, op->num_heads + 2 * op->num_kv_heads), src, ld);
+}
+
+static void run_linear(const team_member *m, const fc_op *op)
+{
+    ptrdiff_t ld_src, ld_dst;
+    const float *src = buffer(m, op->src, &ld_src);
+    float *dst = buffer(m, op->dst, &ld_dst), *scratch = m->scratch;
+    int rows = num_rows(m->step, op->row_set);
+    if (op->norm) {
+        float *normed = rows <= NORM_ROWS ? scratch : shared_norm(m);
+        ptrdiff_t ld = fc_pad(op->k);
+        norm_rows(m, op, rows <= NORM_ROWS ? (range){0, rows} : share(m, rows), src, ld_src, normed, ld);
+        if (rows > NORM_ROWS) {
+            meet(m);
+        }
+        src = normed;
+        ld_src = ld;
+        scratch += NORM_ROWS * widest(m->run->program);
+    }
+
+    void (*gemm) FC_GEMM_ARGS = op->dtype == FC_F32    ? fc_active->gemm_f32
+                                : op->dtype == FC_BF16 ? fc_active->gemm_bf16
+                                                       : fc_active->gemm_f16;
+    ptrdiff_t lane_bytes = fc_lane_bytes(op->dtype), panel_bytes = lane_bytes * op->k;
+    /* A share is whole heads when the heads are finished here, whole (gate, up) pairs for SWIGLU, else whole panels. */
+    int panels_each = op->fused_heads ? op->head_dim / FC_LANES : op->epilogue == FC_SWIGLU ? 2 : 1;
+    range units = share(m, fc_panels(op->n) / panels_each);
+    int first = units.begin * panels_each, end = units.end * panels_each, step = rows <= TILE_ROWS ? PANELS_FEW : PANELS_MANY;
+    ptrdiff_t ld_acc = (ptrdiff_t)step * FC_LANES;
+    for (int p = first; p < end; p += step) {
+        int panels = end - p < step ? end - p : step, column = p * FC_LANES;
+        gemm(src, ld_src, rows, (const uint8_t *)op->weights + p * panel_bytes, panel_bytes, lane_bytes, panels, op->k, scratch,
+             ld_acc, 1);
+        int columns = op->n - column < panels * FC_LANES ? op->n - column : panels * FC_LANES;
+        const float *bias = op->bias ? op->bias + column : NULL;
+        if (op->epilogue == FC_SWIGLU) {
+            fc_active->swiglu_rows(scratch, ld_acc, rows, panels * FC_LANES / 2, bias, op->gate_scale, op->scale,
+                                   dst + column / 2, ld_dst);
+        } else {
+            fc_active->store_rows(scratch, ld_acc, rows, columns, bias, op->column_scale ? op->column_scale + column : NULL,
+                                  op->scale, op->epilogue == FC_ADD, dst + column, ld_dst);
+        }
+    }
+    if (op->fused_heads) {
+        process_heads(m, op, units, dst, ld_dst);
+    }
+}
+
+/* Attention items of a sequence: (tile of tokens or segment) x kv head, handed out as threads come free, the longest first. */
+typedef struct {
+    int seq, rows, tile, tiles, segments;
+} item_plan;
+
+static item_plan plan_sequence(const team_member *m, const fc_op *op, int seq)
+{
+    const fc_step *step = m->step;
+    item_plan plan = {.seq = seq, .rows = step->seq_rows[seq + 1] - step->seq_rows[seq]};
+    int group = op->num_heads / op->num_kv_heads, tile = FC_ATTENTION_ROWS / group;
+    plan.tile = tile < 1 ? 1 : tile;
+    plan.tiles = (plan.rows + plan.tile - 1) / plan.tile;
+    plan.segments = (step->seq_pos[seq] + plan.rows + FC_SEGMENT_TOKENS - 1) / FC_SEGMENT_TOKENS;
+    return plan;
+}
+
+static void run_item(const team_member *m, const fc_op *op, const item_plan *plan, int index)
+{
+    const fc_step *step = m->step;
+    ptrdiff_t ld_q, ld_out;
+    const float *q = buffer(m, op->src, &ld_q);
+    float *out = buffer(m, op->dst, &ld_out);
+    int split = m->run->split, parts = split ? plan->segments : plan->tiles, group = op->num_heads / op->num_kv_heads;
+    int head = index % op->num_kv_heads, part = parts - 1 - index / op->num_kv_heads;
+    int token = split ? 0 : part * plan->tile, row = step->seq_rows[plan->seq] + token;
+    int tokens = split ? plan->rows : plan->rows - token < plan->tile ? plan->rows - token : plan->tile;
+    int length = step->seq_pos[plan->seq] + plan->rows;
+    int padded = fc_pad(op->head_dim);
+    fc_attention_task task = {
+        .q = q + row * ld_q + (ptrdiff_t)head * group * op->head_dim,
+        .ld_q = ld_q,
+        .tokens = tokens,
+        .group = group,
+        .head_dim = op->head_dim,
+        .limit = op->causal ? step->seq_pos[plan->seq] + token + 1 : length,
+        .limit_step = op->causal ? 1 : 0,
+        .first_segment = split ? part : 0,
+        .score_scale = op->score_scale,
+        .kv = &step->kv,
+        .head_base = step->kv.base + op->layer * step->kv.layer_bytes + head * step->kv.head_bytes,
+        .blocks = block_table(step, plan->seq),
+        .out = out + row * ld_out + (ptrdiff_t)head * group * op->head_dim,
+        .ld_out = ld_out,
+        .scratch = m->scratch,
+    };
+    int last = task.limit + (tokens - 1) * task.limit_step;
+    task.end_segment = split ? part + 1 : (last + FC_SEGMENT_TOKENS - 1) / FC_SEGMENT_TOKENS;
+    if (split) { /* partials: [row of the step][kv head][group][segment] */
+        task.partial_segments = step->segment_capacity;
+        for (int t = 0; t < tokens; t++) {
+            fc_attention_task one = task;
+            one.q += t * ld_q;
+            one.tokens = 1;
+            one.limit += t * task.limit_step;
+            one.partial = partials(m) + (((ptrdiff_t)(row + t) * op->num_kv_heads + head) * group) *
+                                            step->segment_capacity * (padded + 2);
+            fc_active->attention(&one);
+        }
+        return;
+    }
+    fc_active->attention(&task);
+}
+
+static void combine_items(const team_member *m, const fc_op *op)
+{
+    const fc_step *step = m->step;
+    ptrdiff_t ld_out;
+    float *out = buffer(m, op->dst, &ld_out);
+    range heads = share(m, op->num_heads);
+    int padded = fc_pad(op->head_dim);
+    for (int seq = 0; seq < step->num_seqs; seq++) {
+        int rows = step->seq_rows[seq + 1] - step->seq_rows[seq];
+        for (int t = 0; t < rows; t++) {
+            int row = step->seq_rows[seq] + t;
+            int visible = step->seq_pos[seq] + (op->causal ? t + 1 : rows);
+            int segments = (visible + FC_SEGMENT_TOKENS - 1) / FC_SEGMENT_TOKENS;
+            for (int h = heads.begin; h < heads.end; h++) {
+                const float *partial =
+                    partials(m) + ((ptrdiff_t)row * op->num_heads + h) * step->segment_capacity * (padded + 2);
+                fc_active->attention_combine(partial, segments, op->head_dim, out + row * ld_out + (ptrdiff_t)h * op->head_dim);
+            }
+        }
+    }
+}
+
+/* Whether the contexts are cut over threads: long ones, of so few rows that the kv heads alone do not keep the team busy. */
+static int splits(const fc_program *program, const fc_step *step, int num_threads)
+{
+    int longest = 0, items = 0;
+    for (int i = 0; i < program->num_ops; i++) {
+        items = program->ops[i].kind == FC_OP_ATTENTION ? program->ops[i].num_kv_heads * step->num_seqs : items;
+    }
+    for (int seq = 0; seq < step->num_seqs; seq++) {
+        int rows = step->seq_rows[seq + 1] - step->seq_rows[seq];
+        int segments = (step->seq_pos[seq] + rows + FC_SEGMENT_TOKENS - 1) / FC_SEGMENT_TOKENS;
+        longest = segments > longest ? segments : longest;
+        if (rows > SPLIT_TOKENS) {
+            return 0;
+        }
+    }
+    return num_threads > 1 && longest > 1 && step->num_rows <= SPLIT_ROWS && items < 8 * num_threads;
+}
+
+static void run_attention(const team_member *m, const fc_op *op, int op_index)
+{
+    const fc_step *step = m->step;
+    atomic_int *next = &m->run->next[op_index];
+    int item = atomic_fetch_add(next, 1), before = 0;
+    for (int seq = 0; seq < step->num_seqs; seq++) {
+        item_plan plan = plan_sequence(m, op, seq);
+        int items = (m->run->split ? plan.segments : plan.tiles) * op->num_kv_heads;
+        while (item < before + items) {
+            run_item(m, op, &plan, item - before);
+            item = atomic_fetch_add(next, 1);
+        }
+        before += items;
+    }
+    if (m->run->split) {
+        meet(m);
+        combine_items(m, op);
+    }
+}
+
+static void run_argmax(const team_member *m, const fc_op *op)
+{
+    if (!m->step->argmax) {
+        return;
+    }
+    ptrdiff_t ld;
+    const float *src = buffer(m, op->src, &ld);
+    range rows = share(m, m->step->num_out);
+    for (int r = rows.begin; r < rows.end; r++) {
+        m->step->argmax[r] = (int32_t)fc_argmax(src + r * ld, op->n);
+    }
+}
+
+static void run_op(const team_member *m, const fc_op *op, int index)
+{
+    switch (op->kind) {
+    case FC_OP_EMBED:
+        run_embed(m, op);
+        break;
+    case FC_OP_NORM:
+        run_norm(m, op);
+        break;
+    case FC_OP_LINEAR:
+        run_linear(m, op);
+        break;
+    case FC_OP_HEADS:
+        run_heads(m, op);
+        break;
+    case FC_OP_ATTENTION:
+        run_attention(m, op, index);
+        break;
+    case FC_OP_ARGMAX:
+        run_argmax(m, op);
+        break;
+    }
+}
+
+static void run_thread(void *data, int thread, int num_threads)
+{
+    run_state *run = (run_state *)data;
+    const fc_program *program = run->program;
+    const fc_step *step = run->step;
+    team_member m = {run, step, thread, num_threads, NULL};
+    m.scratch = partials(&m) + partial_floats(program, step->segment_capacity);
+    m.scratch += (64 - (m.scratch - step->workspace) % 64) + scratch_floats(program, step->row_capacity) * (size_t)thread;
+    double last = thread == 0 ? fc_seconds() : 0.0, polled = last;
+    for (int i = 0; i < run->num_ops; i++) {
+        const fc_op *op = &program->ops[i];
+        if (op->barrier) {
+            meet(&m);
+            if (atomic_load_explicit(&run->stop_at, memory_order_relaxed) <= i) {
+                return;
+            }
+        }
+        run_op(&m, op, i);
+        if (thread == 0 && (step->op_seconds || step->poll)) {
+            double now = fc_seconds();
+            if (step->op_seconds) {
+                step->op_seconds[i] += now - last;
+            }
+            last = now;
+            if (step->poll && now - polled > 0.05) {
+                polled = now;
+                if (step->poll(step->poll_data) && atomic_load(&run->stop_at) > i + 1) {
+                    atomic_store_explicit(&run->stop_at, i + 1, memory_order_relaxed);
+                }
+            }
+        }
+    }
+}
+
+int fc_run(const fc_program *program, const fc_step *step, int num_threads)
+{
+    run_state run = {.program = program, .step = step};
+    run.num_ops = step->num_ops < 0 ? program->num_ops : step->num_ops;
+    run.split = splits(program, step, num_threads);
+    atomic_init(&run.stop_at, run.num_ops);
+    for (int i = 0; i < run.num_ops; i++) {
+        atomic_init(&run.next[i], 0);
+    }
+    fc_parallel(num_threads, run_thread, &run);
+    return atomic_load(&run.stop_at) < run.num_ops;
+}

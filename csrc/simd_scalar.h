@@ -1,0 +1,77 @@
+/* Primitives in plain C: the specification that every other instruction set reproduces bit for bit. */
+#ifndef FC_SIMD_SCALAR_H
+#define FC_SIMD_SCALAR_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "half.h"
+
+#define FC_ISA scalar
+/* Panels that a tile of four to six rows takes at once: what the registers hold. */
+#define FC_PANELS_4 1
+
+typedef struct {
+    float v[16];
+} p16;
+
+#define FC_EACH(expression)        \
+    p16 r;                         \
+    for (int i = 0; i < 16; i++) { \
+        r.v[i] = (expression);     \
+    }                              \
+    return r
+
+static inline p16 p16_zero(void) { FC_EACH(0.0f); }
+static inline p16 p16_set1(float x) { FC_EACH(x); }
+static inline p16 p16_load(const float *p) { FC_EACH(p[i]); }
+static inline void p16_store(float *p, p16 a) { memcpy(p, a.v, sizeof a.v); }
+static inline p16 p16_add(p16 a, p16 b) { FC_EACH(a.v[i] + b.v[i]); }
+static inline p16 p16_sub(p16 a, p16 b) { FC_EACH(a.v[i] - b.v[i]); }
+static inline p16 p16_mul(p16 a, p16 b) { FC_EACH(a.v[i] * b.v[i]); }
+static inline p16 p16_div(p16 a, p16 b) { FC_EACH(a.v[i] / b.v[i]); }
+static inline p16 p16_max(p16 a, p16 b) { FC_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+static inline p16 p16_min(p16 a, p16 b) { FC_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+static inline p16 p16_fma(p16 a, p16 b, p16 c) { FC_EACH(fmaf(a.v[i], b.v[i], c.v[i])); }
+
+static inline uint32_t fc_bits(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static inline float fc_from_bits(uint32_t u)
+{
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+static inline p16 p16_add_exponent(p16 a, p16 n) { FC_EACH(fc_from_bits(fc_bits(a.v[i]) + (fc_bits(n.v[i]) << 23))); }
+
+static inline p16 p16_load_f32(const void *p) { return p16_load((const float *)p); }
+
+static inline p16 p16_load_bf16(const void *p)
+{
+    const uint32_t *w = (const uint32_t *)p;
+    FC_EACH(fc_from_bits(i < 8 ? w[i] << 16 : w[i - 8] & 0xffff0000u));
+}
+
+static inline p16 p16_load_f16(const void *p)
+{
+    const uint16_t *h = (const uint16_t *)p;
+    FC_EACH(fc_half_to_float(h[i]));
+}
+
+static inline void p16_store_f16(void *p, p16 a)
+{
+    uint16_t *h = (uint16_t *)p;
+    for (int i = 0; i < 16; i++) {
+        h[i] = fc_float_to_half(a.v[i]);
+    }
+}
+
+#undef FC_EACH
+#endif

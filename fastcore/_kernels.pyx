@@ -1,0 +1,548 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=False
+"""The border to the C core: check every argument, release the GIL, make one C call."""
+
+import os
+
+import numpy as np
+
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memset
+
+cdef extern from "fastcore.h" nogil:
+    enum:
+        FC_LANES
+        FC_BLOCK_TOKENS
+        FC_SEGMENT_TOKENS
+        FC_MAX_HEAD_DIM
+        FC_MAX_OPS
+        FC_BUFFER_OUTPUT
+    ctypedef enum fc_dtype:
+        FC_F32
+        FC_BF16
+        FC_F16
+    ctypedef enum fc_op_kind:
+        FC_OP_EMBED
+        FC_OP_NORM
+        FC_OP_LINEAR
+        FC_OP_HEADS
+        FC_OP_ATTENTION
+        FC_OP_ARGMAX
+        FC_NUM_OPS
+    ctypedef enum fc_epilogue:
+        FC_STORE
+        FC_ADD
+        FC_SWIGLU
+    ctypedef enum fc_row_set:
+        FC_ROWS_ALL
+        FC_ROWS_OUT
+        FC_ROWS_SEQ
+    ctypedef struct fc_op:
+        int32_t kind, barrier, src, dst, row_set, epilogue, dtype, n, k
+        const void *weights
+        const float *bias
+        const float *column_scale
+        const float *norm
+        float scale, src_scale, gate_scale, eps
+        int32_t fused_heads, num_heads, num_kv_heads, head_dim, layer, causal
+        const float *q_norm
+        const float *k_norm
+        float key_scale, score_scale
+    ctypedef struct fc_buffer:
+        int32_t ld
+    ctypedef struct fc_program:
+        const fc_op *ops
+        const fc_buffer *buffers
+        int32_t num_ops, num_buffers
+    ctypedef struct fc_kv_cache:
+        uint8_t *base
+        ptrdiff_t block_bytes, layer_bytes, head_bytes, v_offset
+        int32_t dtype
+    ctypedef struct fc_step:
+        int32_t num_rows, num_seqs, num_out
+        const int32_t *token_ids
+        const int32_t *seq_rows
+        const int32_t *seq_pos
+        const int32_t *block_tables
+        int32_t max_blocks
+        const int32_t *out_rows
+        const float *rope_cos
+        const float *rope_sin
+        float *output
+        ptrdiff_t ld_output
+        int32_t *argmax
+        fc_kv_cache kv
+        float *workspace
+        int32_t row_capacity, segment_capacity
+        int (*poll)(void *) noexcept
+        void *poll_data
+        double *op_seconds
+        int32_t num_ops
+    int fc_pad(int n)
+    int fc_dtype_bytes(int dtype)
+    size_t fc_packed_bytes(int out_features, int in_features, fc_dtype dtype)
+    void fc_pack_rows(void *panels, fc_dtype dtype, int in_features, const void *src, fc_dtype src_dtype, int num_rows,
+                      int first_row, int group_stride, int num_threads)
+    void fc_unpack_row(const void *panels, fc_dtype dtype, int in_features, int row, float *out)
+    int fc_num_isas()
+    const char *fc_isa_name(int i)
+    int fc_isa_usable(int i)
+    int fc_isa_active()
+    void fc_isa_use(int i)
+    void fc_exp(const float *x, float *out, ptrdiff_t n)
+    void fc_silu(const float *x, float *out, ptrdiff_t n)
+    int64_t fc_argmax(const float *x, ptrdiff_t n)
+    double fc_sum_exp(const float *x, ptrdiff_t n, float shift, float scale)
+    size_t fc_workspace_floats(const fc_program *program, int row_capacity, int segment_capacity, int num_threads)
+    size_t fc_buffer_offset(const fc_program *program, int b, int row_capacity)
+    int fc_run(const fc_program *program, const fc_step *step, int num_threads)
+    double fc_time_read(const void *data, size_t nbytes, int streams, int num_threads, uint64_t *checksum)
+    double fc_flops_peak(int num_threads)
+
+BLOCK_TOKENS = FC_BLOCK_TOKENS
+SEGMENT_TOKENS = FC_SEGMENT_TOKENS
+MAX_HEAD_DIM = FC_MAX_HEAD_DIM
+
+DTYPES = {"f32": FC_F32, "bf16": FC_BF16, "f16": FC_F16}
+_STORAGE = {"f32": np.dtype(np.float32), "bf16": np.dtype(np.uint16), "f16": np.dtype(np.float16)}
+_OP_KINDS = {
+    "embed": FC_OP_EMBED, "norm": FC_OP_NORM, "linear": FC_OP_LINEAR, "heads": FC_OP_HEADS, "attention": FC_OP_ATTENTION,
+    "argmax": FC_OP_ARGMAX,
+}
+_EPILOGUES = {"store": FC_STORE, "add": FC_ADD, "swiglu": FC_SWIGLU}
+_ROW_SETS = {"all": FC_ROWS_ALL, "out": FC_ROWS_OUT, "seq": FC_ROWS_SEQ}
+
+
+# ---------------------------------------------------------------- instruction sets
+
+_usable = {fc_isa_name(i).decode(): i for i in range(fc_num_isas()) if fc_isa_usable(i)}
+
+
+def available_isas() -> tuple[str, ...]:
+    """Instruction sets that this machine runs with the scalar bits, the best last."""
+    return tuple(_usable)
+
+
+def active_isa() -> str:
+    return fc_isa_name(fc_isa_active()).decode()
+
+
+def use_isa(name: str) -> None:
+    """Make every later call use this instruction set; not while another thread is inside a step."""
+    if name not in _usable:
+        known = [fc_isa_name(i).decode() for i in range(fc_num_isas())]
+        what = "not usable on this machine" if name in known else "unknown"
+        raise ValueError(f"instruction set {name!r} is {what}; usable here: {', '.join(_usable)}")
+    fc_isa_use(_usable[name])
+
+
+try:
+    use_isa(os.environ.get("FASTCORE_ISA") or list(_usable).pop())
+except ValueError as error:
+    raise ImportError(f"FASTCORE_ISA: {error}") from None
+
+
+# ---------------------------------------------------------------- functions on arrays
+
+def exp(const float[::1] x) -> np.ndarray:
+    """e^x of an f32 vector, by the polynomial that every kernel uses."""
+    out = np.empty(x.shape[0], np.float32)
+    cdef float[::1] o = out
+    if x.shape[0]:
+        with nogil:
+            fc_exp(&x[0], &o[0], x.shape[0])
+    return out
+
+
+def silu(const float[::1] x) -> np.ndarray:
+    """x / (1 + e^-x) of an f32 vector."""
+    out = np.empty(x.shape[0], np.float32)
+    cdef float[::1] o = out
+    if x.shape[0]:
+        with nogil:
+            fc_silu(&x[0], &o[0], x.shape[0])
+    return out
+
+
+def argmax(const float[::1] x) -> int:
+    """Index of the largest value, the lowest such index; -1 if a value is NaN or infinite."""
+    if x.shape[0] == 0:
+        raise ValueError("argmax of an empty vector")
+    cdef int64_t index
+    with nogil:
+        index = fc_argmax(&x[0], x.shape[0])
+    return index
+
+
+def sum_exp(const float[::1] x, float shift, float scale) -> float:
+    """Sum of e^((x - shift) * scale)."""
+    cdef double total = 0.0
+    if x.shape[0]:
+        with nogil:
+            total = fc_sum_exp(&x[0], x.shape[0], shift, scale)
+    return total
+
+
+def time_read(const uint8_t[::1] data, int streams, int num_threads) -> float:
+    """Seconds for num_threads threads to read `data` once, in `streams` contiguous streams each."""
+    cdef uint64_t checksum = 0
+    cdef double seconds
+    if streams < 1 or num_threads < 1 or data.shape[0] < 64 * streams * num_threads:
+        raise ValueError("streams and num_threads must be positive and the data at least a cache line for each")
+    with nogil:
+        seconds = fc_time_read(&data[0], data.shape[0], streams, num_threads, &checksum)
+    return seconds
+
+
+def flops_peak(int num_threads) -> float:
+    """FLOP/s of the f32 kernel on operands in L1."""
+    cdef double flops
+    if num_threads < 1:
+        raise ValueError("num_threads must be positive")
+    with nogil:
+        flops = fc_flops_peak(num_threads)
+    return flops
+
+
+def _aligned(nbytes: int, zero: bool) -> np.ndarray:
+    """uint8 [nbytes], starting on a cache line. Pages are touched only when used."""
+    raw = (np.zeros if zero else np.empty)(nbytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start:start + nbytes]
+
+
+# ---------------------------------------------------------------- weights
+
+cdef class PackedLinear:
+    """A linear map [out_features, in_features] in panels of 16 rows (layout: csrc/fastcore.h)."""
+
+    cdef readonly str dtype
+    cdef readonly int out_features, in_features
+    cdef readonly object panels
+    cdef const uint8_t *_data
+
+    def __init__(self, int out_features, int in_features, str dtype):
+        if dtype not in DTYPES:
+            raise ValueError(f"weight dtype {dtype!r}; known: {', '.join(DTYPES)}")
+        if not (0 < out_features <= 1 << 24 and 0 < in_features <= 1 << 24):
+            raise ValueError(f"linear map [{out_features}, {in_features}]: sizes must be from 1 to 2^24")
+        self.dtype, self.out_features, self.in_features = dtype, out_features, in_features
+        self.panels = _aligned(fc_packed_bytes(out_features, in_features, DTYPES[dtype]), zero=True)
+        self._data = <const uint8_t *><uintptr_t>self.panels.ctypes.data
+
+    @property
+    def nbytes(self) -> int:
+        return self.panels.nbytes
+
+    def pack(self, src: np.ndarray, str src_dtype, int first_row=0, int group_stride=16, int num_threads=1) -> None:
+        """Put src [rows, in_features] (elements of src_dtype, bf16 as uint16) in from first_row on; with group_stride 32 its
+        groups of 16 rows leave room for another map's between them."""
+        if src_dtype not in DTYPES or src.dtype != _STORAGE[src_dtype]:
+            raise ValueError(f"source of dtype {src_dtype!r} stored as {src.dtype}")
+        if src.ndim != 2 or src.shape[1] != self.in_features or not src.flags.c_contiguous:
+            raise ValueError(f"source of shape {src.shape}: expected contiguous rows of {self.in_features}")
+        if group_stride < 16 or group_stride % 16 or first_row < 0 or (group_stride > 16 and first_row % 16) or num_threads < 1:
+            raise ValueError(f"first_row {first_row} with group_stride {group_stride} on {num_threads} threads")
+        cdef int rows = src.shape[0], k = self.in_features, to = DTYPES[self.dtype], of = DTYPES[src_dtype]
+        last = first_row + (rows - 1) // 16 * group_stride + (rows - 1) % 16
+        if rows == 0 or last >= (self.out_features + 15) // 16 * 16:
+            raise ValueError(f"{rows} rows from row {first_row} do not fit {self.out_features} rows")
+        cdef const void *data = <const void *><uintptr_t>src.ctypes.data
+        with nogil:
+            fc_pack_rows(<void *>self._data, <fc_dtype>to, k, data, <fc_dtype>of, rows, first_row, group_stride, num_threads)
+
+    def row(self, int index) -> np.ndarray:
+        """Row `index` as f32 [in_features]."""
+        if not 0 <= index < (self.out_features + 15) // 16 * 16:
+            raise IndexError(index)
+        out = np.empty(self.in_features, np.float32)
+        cdef float[::1] o = out
+        fc_unpack_row(self._data, <fc_dtype><int>DTYPES[self.dtype], self.in_features, index, &o[0])
+        return out
+
+
+cdef class KVBlocks:
+    """Memory of the KV cache: num_blocks blocks of BLOCK_TOKENS positions, each for all layers (layout: csrc/fastcore.h)."""
+
+    cdef readonly str dtype
+    cdef readonly int num_layers, num_kv_heads, head_dim, num_blocks
+    cdef readonly object memory
+    cdef fc_kv_cache c
+
+    def __init__(self, int num_layers, int num_kv_heads, int head_dim, str dtype, int num_blocks):
+        if dtype not in ("f32", "f16"):
+            raise ValueError(f"KV dtype {dtype!r}; known: f32, f16")
+        if min(num_layers, num_kv_heads, num_blocks) < 1 or not 0 < head_dim <= FC_MAX_HEAD_DIM:
+            raise ValueError(f"KV cache of {num_layers} layers, {num_kv_heads} heads of {head_dim}, {num_blocks} blocks")
+        self.dtype, self.num_layers, self.num_kv_heads = dtype, num_layers, num_kv_heads
+        self.head_dim, self.num_blocks = head_dim, num_blocks
+        self.c.dtype = DTYPES[dtype]
+        cdef ptrdiff_t element = fc_dtype_bytes(self.c.dtype)
+        self.c.v_offset = element * FC_BLOCK_TOKENS * head_dim
+        self.c.head_bytes = self.c.v_offset + element * FC_BLOCK_TOKENS * fc_pad(head_dim)
+        self.c.layer_bytes = self.c.head_bytes * num_kv_heads
+        self.c.block_bytes = self.c.layer_bytes * num_layers
+        self.memory = _aligned(self.c.block_bytes * num_blocks, zero=False)
+        self.c.base = <uint8_t *><uintptr_t>self.memory.ctypes.data
+
+    @property
+    def block_bytes(self) -> int:
+        return self.c.block_bytes
+
+
+# ---------------------------------------------------------------- programs
+
+cdef int _poll_signals(void *data) noexcept with gil:
+    """Let Python run its signal handlers; an exception from one (Ctrl-C) stops the step."""
+    try:
+        PyErr_CheckSignals()
+    except BaseException as error:
+        (<list>data).append(error)
+        return 1
+    return 0
+
+
+cdef class Program:
+    """A flat list of ops over row buffers; `run` replays it for one step."""
+
+    cdef fc_op *_ops
+    cdef fc_buffer *_buffers
+    cdef fc_program c
+    cdef list _keep
+    cdef readonly list widths
+    cdef readonly int vocab_size, max_layer
+    cdef readonly int num_heads, num_kv_heads, head_dim
+    cdef readonly str output_rows
+    cdef readonly int output_width
+    cdef object _workspace
+    cdef int _row_capacity, _segment_capacity, _threads
+    cdef readonly list kinds
+
+    def __cinit__(self):
+        self._keep, self.widths, self.kinds = [], [], []
+        self.max_layer = -1
+
+    def __dealloc__(self):
+        free(self._ops)
+        free(self._buffers)
+
+    @property
+    def num_ops(self) -> int:
+        return self.c.num_ops
+
+    def add_buffer(self, int width) -> int:
+        """A buffer of [rows, width] f32; returns its number."""
+        if not 0 < width <= 1 << 24:
+            raise ValueError(f"buffer width {width}")
+        cdef fc_buffer *buffers = <fc_buffer *>realloc(self._buffers, (self.c.num_buffers + 1) * sizeof(fc_buffer))
+        if buffers == NULL:
+            raise MemoryError
+        self._buffers = self.c.buffers = buffers
+        buffers[self.c.num_buffers].ld = fc_pad(width)
+        self.c.num_buffers += 1
+        self.widths.append(width)
+        self._workspace = None
+        return self.c.num_buffers - 1
+
+    cdef const float *_vector(self, object array, int n, str what) except? NULL:
+        """Keep a copy of an f32 [n] vector, padded so that whole panels can be read."""
+        if array is None:
+            return NULL
+        array = np.asarray(array, np.float32)
+        if array.shape != (n,):
+            raise ValueError(f"{what} of shape {array.shape}, expected ({n},)")
+        padded = np.zeros(fc_pad(n), np.float32)
+        padded[:n] = array
+        self._keep.append(padded)
+        return <const float *><uintptr_t>padded.ctypes.data
+
+    cdef int _width(self, int b) except -1:
+        if not 0 <= b < self.c.num_buffers:
+            raise ValueError(f"no buffer {b}")
+        return self.widths[b]
+
+    def add_op(self, str kind, *, bint barrier=False, int src=-1, int dst=-1, str rows="all", str epilogue="store",
+               PackedLinear weights=None, bias=None, column_scale=None, norm=None, float scale=1.0, float src_scale=1.0,
+               float gate_scale=1.0, float eps=0.0, bint fused_heads=False, int num_heads=0, int num_kv_heads=0,
+               int head_dim=0, int layer=0, bint causal=True, q_norm=None, k_norm=None, float key_scale=1.0,
+               float score_scale=1.0) -> int:
+        """Append an op (fields: fc_op in csrc/fastcore.h); returns its index. dst -1 of a linear is the caller's output."""
+        if kind not in _OP_KINDS or epilogue not in _EPILOGUES or rows not in _ROW_SETS:
+            raise ValueError(f"op {kind!r}, epilogue {epilogue!r}, rows {rows!r}")
+        if self.c.num_ops == FC_MAX_OPS:
+            raise ValueError(f"a program holds at most {FC_MAX_OPS} ops")
+        cdef fc_op op
+        memset(&op, 0, sizeof(op))
+        op.kind, op.barrier, op.src, op.dst = _OP_KINDS[kind], barrier, src, dst
+        op.row_set, op.epilogue = _ROW_SETS[rows], _EPILOGUES[epilogue]
+        op.scale, op.src_scale, op.gate_scale, op.eps = scale, src_scale, gate_scale, eps
+        op.fused_heads, op.num_heads, op.num_kv_heads, op.head_dim = fused_heads, num_heads, num_kv_heads, head_dim
+        op.layer, op.causal, op.key_scale, op.score_scale = layer, causal, key_scale, score_scale
+        if weights is not None:
+            op.weights, op.dtype, op.n, op.k = weights._data, DTYPES[weights.dtype], weights.out_features, weights.in_features
+            self._keep.append(weights)
+        if kind in ("embed", "linear") and weights is None:
+            raise ValueError(f"{kind} without weights")
+
+        if kind in ("heads", "attention") or fused_heads:
+            heads = num_heads + 2 * num_kv_heads
+            if num_kv_heads < 1 or num_heads % num_kv_heads or num_heads // num_kv_heads > 96 or layer < 0:
+                raise ValueError(f"{num_heads} heads over {num_kv_heads} kv heads in layer {layer}")
+            if not 0 < head_dim <= FC_MAX_HEAD_DIM or head_dim % 2:
+                raise ValueError(f"head_dim {head_dim}: must be even and at most {FC_MAX_HEAD_DIM}")
+            self._width(dst if fused_heads else src)
+            if self.widths[dst if fused_heads else src] != heads * head_dim:
+                raise ValueError(f"q, k, v buffer of {self.widths[dst if fused_heads else src]}, expected {heads * head_dim}")
+            if fused_heads and head_dim % 16:
+                raise ValueError(f"heads of {head_dim} cannot be finished inside the linear op")
+            if self.max_layer >= 0 and (self.num_heads, self.num_kv_heads, self.head_dim) != (num_heads, num_kv_heads, head_dim):
+                raise ValueError("all layers must have the same heads")
+            self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+            self.max_layer = max(self.max_layer, layer)
+            op.q_norm, op.k_norm = self._vector(q_norm, head_dim, "q_norm"), self._vector(k_norm, head_dim, "k_norm")
+
+        if kind == "embed":
+            if self._width(dst) != op.k or (self.vocab_size and self.vocab_size != op.n):
+                raise ValueError(f"embedding [{op.n}, {op.k}] into a buffer of {self.widths[dst]}")
+            self.vocab_size = op.n
+        elif kind == "norm":
+            op.k = self._width(src)
+            if self._width(dst) != op.k:
+                raise ValueError(f"norm of {op.k} into {self.widths[dst]}")
+            op.norm = self._vector(norm, op.k, "norm weight")
+            if op.norm == NULL:
+                raise ValueError("norm without weight")
+        elif kind == "linear":
+            if self._width(src) != op.k:
+                raise ValueError(f"linear of {op.k} inputs from a buffer of {self.widths[src]}")
+            produced = op.n // 2 if epilogue == "swiglu" else op.n
+            if epilogue == "swiglu" and op.n % 32:
+                raise ValueError(f"swiglu of {op.n} rows: gate and up must come in pairs of 16")
+            if dst == FC_BUFFER_OUTPUT:
+                if self.output_width or epilogue != "store":
+                    raise ValueError("a program has one output, written by a store")
+                self.output_width, self.output_rows = op.n, rows
+            elif (fc_pad(self._width(dst)) if epilogue == "swiglu" else self._width(dst)) != produced:
+                raise ValueError(f"linear of {produced} outputs into a buffer of {self.widths[dst]}")
+            op.norm = self._vector(norm, op.k, "norm weight")
+            op.bias = self._vector(bias, op.n, "bias")
+            op.column_scale = self._vector(column_scale, op.n, "column scale")
+        elif kind == "attention":
+            if self._width(dst) != num_heads * head_dim:
+                raise ValueError(f"attention of {num_heads} x {head_dim} into a buffer of {self.widths[dst]}")
+        elif kind == "argmax":
+            op.n = self.output_width if src == FC_BUFFER_OUTPUT else self._width(src)
+
+        cdef fc_op *ops = <fc_op *>realloc(self._ops, (self.c.num_ops + 1) * sizeof(fc_op))
+        if ops == NULL:
+            raise MemoryError
+        self._ops = self.c.ops = ops
+        ops[self.c.num_ops] = op
+        self.c.num_ops += 1
+        self.kinds.append(kind)
+        self._workspace = None
+        return self.c.num_ops - 1
+
+    def reserve(self, int rows, int positions, int num_threads) -> None:
+        """Make the workspace large enough for steps of `rows` rows over contexts of `positions`; keeps it when it already is."""
+        cdef int segments = (positions + FC_SEGMENT_TOKENS - 1) // FC_SEGMENT_TOKENS
+        if (self._workspace is not None and rows <= self._row_capacity and segments <= self._segment_capacity
+                and num_threads <= self._threads):
+            return
+        self._row_capacity = max(rows, self._row_capacity, 1)
+        self._segment_capacity = max(segments, self._segment_capacity, 1)
+        self._threads = max(num_threads, self._threads, 1)
+        self._workspace = None
+        floats = fc_workspace_floats(&self.c, self._row_capacity, self._segment_capacity, self._threads)
+        self._workspace = _aligned(floats * 4, zero=False)
+
+    @property
+    def workspace_bytes(self) -> int:
+        return 0 if self._workspace is None else self._workspace.nbytes
+
+    def buffer(self, int b, int rows) -> np.ndarray:
+        """A view [rows, width] of buffer b, to read after a step or to fill before one."""
+        width = self._width(b)
+        if self._workspace is None or not 0 <= rows <= self._row_capacity:
+            raise ValueError(f"no workspace for {rows} rows; call reserve first")
+        start = fc_buffer_offset(&self.c, b, self._row_capacity)
+        ld = fc_pad(width)
+        return self._workspace.view(np.float32)[start:start + rows * ld].reshape(rows, ld)[:, :width]
+
+    def run(self, const int32_t[::1] token_ids, const int32_t[::1] seq_rows, const int32_t[::1] seq_pos,
+            const int32_t[:, ::1] block_tables, const int32_t[::1] out_rows, KVBlocks kv, const float[:, ::1] rope_cos,
+            const float[:, ::1] rope_sin, *, float[:, ::1] output=None, int32_t[::1] argmax=None, int num_threads=1,
+            double[::1] op_seconds=None, int num_ops=-1) -> None:
+        """Run one step.
+
+        token_ids [num_rows]; seq_rows [num_seqs + 1] row bounds of each sequence; seq_pos [num_seqs] position of each first row;
+        block_tables [num_seqs, max_blocks]; out_rows [num_out]; rope_cos, rope_sin [positions, head_dim / 2];
+        output f32 [num_out, output width]; argmax [num_out] best ids (-1: not finite); op_seconds [num_ops] is added to.
+        Raises what a signal handler raises while it runs; the sequences then hold partial state."""
+        cdef fc_step step
+        memset(&step, 0, sizeof(step))
+        cdef int rows = token_ids.shape[0], seqs = seq_pos.shape[0], outs = out_rows.shape[0], i, j, longest = 0, end
+        if rows < 1 or seqs < 1 or seq_rows.shape[0] != seqs + 1 or seq_rows[0] != 0 or seq_rows[seqs] != rows:
+            raise ValueError(f"a step of {rows} rows in {seqs} sequences with bounds {np.asarray(seq_rows).tolist()}")
+        for i in range(rows):
+            if not 0 <= token_ids[i] < self.vocab_size:
+                raise ValueError(f"token id {token_ids[i]} is outside the vocabulary of {self.vocab_size}")
+        for i in range(outs):
+            if not 0 <= out_rows[i] < rows:
+                raise ValueError(f"output row {out_rows[i]} of {rows}")
+        if self.max_layer >= 0:
+            if (kv is None or kv.num_layers <= self.max_layer or kv.num_kv_heads != self.num_kv_heads
+                    or kv.head_dim != self.head_dim):
+                raise ValueError("the KV cache does not fit this program")
+            if block_tables.shape[0] != seqs:
+                raise ValueError(f"block tables of {block_tables.shape[0]} sequences, expected {seqs}")
+            for i in range(seqs):
+                if seq_rows[i + 1] <= seq_rows[i] or seq_pos[i] < 0:
+                    raise ValueError(f"sequence {i}: rows {seq_rows[i]} to {seq_rows[i + 1]} from position {seq_pos[i]}")
+                end = seq_pos[i] + seq_rows[i + 1] - seq_rows[i]
+                longest = max(longest, end)
+                if (end + FC_BLOCK_TOKENS - 1) // FC_BLOCK_TOKENS > block_tables.shape[1]:
+                    raise ValueError(f"sequence {i}: {end} positions in {block_tables.shape[1]} blocks")
+                for j in range((end + FC_BLOCK_TOKENS - 1) // FC_BLOCK_TOKENS):
+                    if not 0 <= block_tables[i, j] < kv.num_blocks:
+                        raise ValueError(f"sequence {i}: block {block_tables[i, j]} of {kv.num_blocks}")
+            if rope_cos.shape[0] < longest or rope_cos.shape[1] != self.head_dim // 2 or rope_sin.shape[0] < longest or (
+                    rope_sin.shape[1] != self.head_dim // 2):
+                raise ValueError(f"rope tables of {rope_cos.shape[0]} positions, needed {longest}")
+            step.kv, step.max_blocks = kv.c, block_tables.shape[1]
+            step.block_tables = &block_tables[0, 0]
+            step.rope_cos, step.rope_sin = &rope_cos[0, 0], &rope_sin[0, 0]
+        if output is not None:
+            if output.shape[0] != outs or output.shape[1] != self.output_width:
+                raise ValueError(f"output [{output.shape[0]}, {output.shape[1]}], expected [{outs}, {self.output_width}]")
+            step.ld_output = output.shape[1]
+            if outs:
+                step.output = &output[0, 0]
+        elif self.output_width and outs and num_ops < 0:
+            raise ValueError("this program writes an output; none was given")
+        if argmax is not None:
+            if argmax.shape[0] != outs:
+                raise ValueError(f"argmax [{argmax.shape[0]}], expected [{outs}]")
+            if outs:
+                step.argmax = &argmax[0]
+        if op_seconds is not None:
+            if op_seconds.shape[0] < self.c.num_ops:
+                raise ValueError("op_seconds is too short")
+            step.op_seconds = &op_seconds[0]
+        if num_threads < 1 or num_ops > self.c.num_ops:
+            raise ValueError(f"{num_threads} threads, {num_ops} ops")
+        self.reserve(rows, longest, num_threads)
+        step.num_rows, step.num_seqs, step.num_out = rows, seqs, outs
+        step.token_ids, step.seq_rows, step.seq_pos = &token_ids[0], &seq_rows[0], &seq_pos[0]
+        if outs:
+            step.out_rows = &out_rows[0]
+        step.workspace = <float *><uintptr_t>self._workspace.ctypes.data
+        step.row_capacity, step.segment_capacity = self._row_capacity, self._segment_capacity
+        step.num_ops = num_ops
+        interrupts = []
+        step.poll, step.poll_data = _poll_signals, <void *>interrupts
+        with nogil:
+            fc_run(&self.c, &step, num_threads)
+        if interrupts:
+            raise interrupts[0]
