@@ -1,0 +1,77 @@
+"""The architectures, by model_type, and loading: config, weights and a recorded program become one immutable Model."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcore._kernels import Program
+from fastcore.config import ModelConfig
+from fastcore.errors import UnsupportedModelError
+from fastcore.program import Recorder
+from fastcore.rope import rope_tables
+from fastcore.weights import Weights
+
+__all__ = ["MODELS", "Model", "load_model", "record_model"]
+
+# model_type -> module of this package that records it
+MODELS = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+}
+
+
+@dataclass
+class Model:
+    """A recorded program with its packed weights. Shared freely: only rope tables grow, under a lock.
+
+    weight_bytes: of everything packed, each matrix counted once.
+    """
+
+    config: ModelConfig
+    program: Program
+    weight_bytes: int
+    _cos: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32), repr=False)
+    _sin: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32), repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def rope_tables(self, num_positions: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """cos and sin, f32 [at least num_positions, head_dim / 2]."""
+        with self._lock:
+            if len(self._cos) < num_positions:
+                size = max(1024, 2 * len(self._cos), num_positions)
+                self._cos, self._sin = rope_tables(self.config.rope, self.config.head_dim, size)
+            return self._cos, self._sin
+
+
+def load_model(path: Path, dtype: str = "auto", num_threads: int = 1) -> Model:
+    """Load a checkpoint folder or file: every tensor is taken, checked and packed.
+
+    dtype: auto (as stored) | f32 | bf16 | f16, of the linear maps. Raises CheckpointError and UnsupportedModelError.
+    """
+    from fastcore.checkpoint import open_checkpoint
+    from fastcore.config import load_config
+
+    config = load_config(path)
+    with open_checkpoint(path) as checkpoint:
+        return record_model(config, Weights(checkpoint, dtype, num_threads))
+
+
+def record_model(config: ModelConfig, weights: Weights) -> Model:
+    """Record the config's architecture over these weights."""
+    if config.model_type not in MODELS:
+        raise UnsupportedModelError(
+            f"model_type {config.model_type!r} is not supported; supported: {', '.join(sorted(MODELS))}"
+        )
+    record: Callable[[Recorder, ModelConfig, Weights], None] = import_module(
+        f"fastcore.models.{MODELS[config.model_type]}"
+    ).record
+    recorder = Recorder()
+    record(recorder, config, weights)
+    weights.finish()
+    return Model(config, recorder.program, weights.nbytes)
