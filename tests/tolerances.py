@@ -24,3 +24,4 @@ VITERBI_SCORE = 1e-5  # relative, on the score of a path: one f32 addition a tok
 # Formulas evaluated in double on both sides
 DOUBLE = 1e-12  # relative: the two sides may order their operations differently
 F32_TABLE = 6e-8  # absolute, on cos and sin computed in double and stored in f32: half a unit in the last place
+FREQUENCY_IN_F32 = 2e-6  # relative: figures that transformers computed in f32, through a power and a blend
