@@ -247,7 +247,7 @@ def decode_spans(
             continue
         start, end = max(min(span[0] for span in covered), floor), max(span[1] for span in covered)
         if trim:
-            start, end = _trimmed(text, start, end)
+            start, end = trimmed(text, start, end)
         if start >= end:
             continue
         while start > floor and belongs_to_previous(text, start) and not text[start - 1].isspace():
@@ -277,7 +277,8 @@ def _runs(path: Sequence[int] | NDArray[np.integer], labels: Labels) -> list[tup
     return runs
 
 
-def _trimmed(text: str, start: int, end: int) -> Span:
+def trimmed(text: str, start: int, end: int) -> Span:
+    """The span without the whitespace at its ends; empty if it has nothing else."""
     while start < end and text[start].isspace():
         start += 1
     while start < end and text[end - 1].isspace():
@@ -395,7 +396,7 @@ def _cut_strengths(offsets: Sequence[Span], text: str, boundaries: Sequence[int]
             strengths.append(0)
             continue
         begins_word = text[start].isspace() or start == 0 or text[start - 1].isspace()
-        messages = bisect_right(ordered, _trimmed(text, start, end)[0])
+        messages = bisect_right(ordered, trimmed(text, start, end)[0])
         strengths.append(2 if messages > messages_before else int(begins_word))
         previous, messages_before = start, messages
     return strengths
