@@ -109,7 +109,7 @@ def write_fh1w(path: str | Path, tensors: Mapping[str, TensorLike]) -> None:
         raise CheckpointError(f"{len(heads)} tensors, but FH1W holds at most {MAX_TENSORS}")
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(unfinished, "xb") as file:
+        with open(unfinished, "wb") as file:
             file.write(MAGIC + struct.pack("<I", len(heads)))
             for name, tensor in tensors.items():
                 file.write(heads[name])
