@@ -57,7 +57,7 @@ def _llama3(rope: RopeConfig, frequencies: np.ndarray) -> np.ndarray:
     assert rope.original_max_position_embeddings is not None
     turns = rope.original_max_position_embeddings * frequencies / (2 * math.pi)  # over the original context
     keep: np.ndarray = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0, 1)
-    return (1 - keep) * frequencies / rope.factor + keep * frequencies
+    return np.asarray((1 - keep) * frequencies / rope.factor + keep * frequencies)
 
 
 def _yarn(rope: RopeConfig, frequencies: np.ndarray, head_dim: int) -> np.ndarray:
@@ -76,7 +76,7 @@ def _yarn(rope: RopeConfig, frequencies: np.ndarray, head_dim: int) -> np.ndarra
     if first == last:
         last += 0.001
     ramp: np.ndarray = np.clip((np.arange(head_dim // 2) - first) / (last - first), 0, 1)
-    return ramp * frequencies / rope.factor + (1 - ramp) * frequencies
+    return np.asarray(ramp * frequencies / rope.factor + (1 - ramp) * frequencies)
 
 
 def _yarn_scaling(rope: RopeConfig) -> float:
