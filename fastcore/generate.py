@@ -1,0 +1,153 @@
+"""From requests to text: chunks while it runs, a Completion at the end."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fastcore.scheduler import Request
+
+if TYPE_CHECKING:
+    from fastcore.tokenizer import IncrementalDecoder
+
+__all__ = ["Chunk", "Completion", "TextStream", "Timings", "TokenLogprob", "Usage", "completion"]
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token, its logprob under the model, and the most probable tokens at its place as (token id, logprob), best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds. A batch shares its steps, so the times of its requests overlap."""
+
+    queued: float  # until the first step
+    prefill: float  # from there to the first new token
+    decode: float  # from the first to the last new token
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def prefill_rate(self) -> float:
+        """Prompt tokens per second."""
+        return self.prompt_tokens / self.prefill if self.prefill > 0 else 0.0
+
+    @property
+    def decode_rate(self) -> float:
+        """New tokens per second after the first."""
+        return max(0, self.completion_tokens - 1) / self.decode if self.decode > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What came out for one prompt.
+
+    finish_reason: stop (an end-of-sequence or stop token, or a stop string, which is not part of the text) | length.
+    token_ids: all new tokens, an ending token included. logprobs: one per new token, when asked for; prompt_logprobs: one per
+    prompt token, None for the first.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    usage: Usage
+    timings: Timings
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What is new since the last chunk. The texts of all chunks together are the completion's text."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    logprobs: list[TokenLogprob] | None = None
+    completion: Completion | None = None  # with the last chunk
+
+
+class TextStream:
+    """The text of a growing completion: whole characters only, and nothing that may turn out to begin a stop string."""
+
+    def __init__(self, decoder: "IncrementalDecoder", stop: Sequence[str]) -> None:
+        self.text = ""  # settled
+        self._pending = ""  # may be the beginning of a stop string
+        self._decoder = decoder
+        self._stop = stop
+        self._stopped = False
+
+    def push(self, token_id: int, may_stop: bool = True) -> bool:
+        """Add a token; whether a stop string is now complete (which is looked for only when it may stop)."""
+        return self._settle(self._decoder.push(token_id), self._stop if may_stop else ())
+
+    def finish(self) -> None:
+        """No token follows: what was held back is text after all."""
+        if not self._stopped:
+            self._settle(self._decoder.finish(), self._stop)
+            self.text += self._pending
+            self._pending = ""
+
+    def _settle(self, new: str, stops: Sequence[str]) -> bool:
+        self._pending += new
+        found = [(start, stop) for stop in stops if (start := self._pending.find(stop)) >= 0]
+        if found:
+            self.text += self._pending[: min(found)[0]]
+            self._pending, self._stopped = "", True
+            return True
+        keep = max((_overlap(self._pending, stop) for stop in stops), default=0)
+        self.text += self._pending[: len(self._pending) - keep]
+        self._pending = self._pending[len(self._pending) - keep :]
+        return False
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`, short of all of it."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0
+
+
+def token_logprobs(request: Request, start: int = 0) -> list[TokenLogprob] | None:
+    if request.params.logprobs is None:
+        return None
+    return [
+        TokenLogprob(token_id, *values)
+        for token_id, values in zip(request.token_ids[start:], request.logprobs[start:], strict=True)
+    ]
+
+
+def completion(request: Request, text: str) -> Completion:
+    """The finished request as a Completion."""
+    prompt, new = len(request.prompt_token_ids), len(request.token_ids)
+    finished = request.finished or time.perf_counter()
+    started = request.started or finished
+    first = request.first_token or finished
+    prompt_logprobs = None
+    if request.params.prompt_logprobs is not None:
+        prompt_logprobs = [None, *(TokenLogprob(request.prompt_token_ids[i + 1], *values) for i, values in enumerate(request.prompt_logprobs))]
+    return Completion(
+        text=text,
+        token_ids=list(request.token_ids),
+        finish_reason=request.finish_reason or "abort",
+        usage=Usage(prompt, new),
+        timings=Timings(started - request.submitted, first - started, finished - first, prompt, new),
+        logprobs=token_logprobs(request),
+        prompt_logprobs=prompt_logprobs,
+    )

@@ -1,0 +1,345 @@
+"""The Python API: a language model loaded for generation, logits and scoring."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcore.errors import ContextLengthError, NonFiniteError, UnsupportedModelError
+from fastcore.generate import Chunk, Completion, TextStream, completion, token_logprobs
+from fastcore.models import Model, load_model
+from fastcore.sampling import Sampler, SamplingParams
+from fastcore.scheduler import LOGIT_ROWS, Request, Scheduler
+from fastcore.state import Piece, StatePool, run_step
+from fastcore.state import Sequence as StateSequence
+from fastcore.threads import resolve_num_threads
+
+if TYPE_CHECKING:
+    from fastcore.tokenizer import Tokenizer
+
+__all__ = ["LLM", "Completion", "from_transformers"]
+
+DEFAULT_MAX_TOKENS = 256
+KV_CACHE_BYTES = 4 << 30  # by default, or a quarter of the machine's memory where that is less
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A language model on this machine's CPU.
+
+    model: a folder, a .gguf or .fh1w file, a hub id or a named model; None is the default model.
+    dtype: auto (weights as stored) | f32 | bf16 | f16.
+    num_threads: None is the physical cores that affinity and container quota leave.
+    max_seq_len: longest prompt and output together; None is the model's own.
+    kv_cache_bytes: cap of the KV cache, which grows only as it is used. kv_dtype: f32 | f16.
+
+    Safe to use from several threads: their requests run as one batch, and each gets the result it would get alone.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        dtype: str = "auto",
+        num_threads: int | None = None,
+        max_seq_len: int | None = None,
+        kv_cache_bytes: int | None = None,
+        kv_dtype: str = "f32",
+    ) -> None:
+        from fastcore.registry import resolve
+        from fastcore.tokenizer import Tokenizer
+
+        threads = resolve_num_threads(num_threads)
+        path = resolve(model)
+        loaded = load_model(path, dtype, threads)
+        self._start(loaded, Tokenizer.from_folder(path), threads, max_seq_len, kv_cache_bytes, kv_dtype)
+
+    @classmethod
+    def from_model(
+        cls,
+        model: Model,
+        tokenizer: "Tokenizer",
+        *,
+        num_threads: int | None = None,
+        max_seq_len: int | None = None,
+        kv_cache_bytes: int | None = None,
+        kv_dtype: str = "f32",
+    ) -> "LLM":
+        """An LLM around a model that is already loaded."""
+        llm = cls.__new__(cls)
+        llm._start(model, tokenizer, resolve_num_threads(num_threads), max_seq_len, kv_cache_bytes, kv_dtype)
+        return llm
+
+    def _start(
+        self,
+        model: Model,
+        tokenizer: "Tokenizer",
+        num_threads: int,
+        max_seq_len: int | None,
+        kv_cache_bytes: int | None,
+        kv_dtype: str,
+    ) -> None:
+        config = model.config
+        if config.is_token_classifier:
+            raise UnsupportedModelError(f"{config.architectures} classifies tokens; open it with fastcore.TokenClassifier")
+        longest = config.max_position_embeddings
+        if max_seq_len is not None and not (
+            isinstance(max_seq_len, int) and not isinstance(max_seq_len, bool) and 1 <= max_seq_len <= longest
+        ):
+            raise ValueError(f"max_seq_len is {max_seq_len!r}; expected a whole number from 1 to the model's {longest}")
+        if kv_cache_bytes is None:
+            kv_cache_bytes = min(KV_CACHE_BYTES, _memory_bytes() // 4)
+        self.config = config
+        self.model = model
+        self.tokenizer = tokenizer
+        self.num_threads = num_threads
+        self.pool = StatePool(model, kv_cache_bytes, kv_dtype)
+        self.max_seq_len = min(max_seq_len or longest, self.pool.max_positions)
+        self._scheduler = Scheduler(model, self.pool, num_threads)
+        self.eos_token_ids = tuple(dict.fromkeys([*config.eos_token_ids, *tokenizer.eos_token_ids]))
+
+    # ---------------------------------------------------------------- generation
+
+    @overload
+    def generate(self, prompts: str, params: SamplingParams | None = None, **options: Any) -> Completion: ...
+    @overload
+    def generate(self, prompts: Sequence[Any], params: SamplingParams | None = None, **options: Any) -> Any: ...
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        logprobs: int | None = None,
+    ) -> Any:
+        """Complete a prompt (text or token ids), or each prompt of a list, as one batch.
+
+        params: all options; the keyword options replace its fields. Without max_tokens at most 256 new tokens come, fewer where
+        the context ends. Greedy unless a temperature is given. Returns a Completion, or a list of them for a list; with n > 1,
+        a list of n for each prompt. Raises ContextLengthError for a prompt beyond max_seq_len, ValueError for an empty one,
+        NonFiniteError where the model's logits are not numbers.
+        """
+        params = _with_options(params, max_tokens, temperature, top_k, top_p, seed, stop, logprobs)
+        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer)):
+            return self._complete([self._prompt_ids(prompts)], params)[0]
+        return self._complete([self._prompt_ids(prompt) for prompt in prompts], params)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        logprobs: int | None = None,
+    ) -> Iterator[Chunk]:
+        """Complete a prompt piece by piece; options as in generate. Closing the iterator stops the work."""
+        params = _with_options(params, max_tokens, temperature, top_k, top_p, seed, stop, logprobs)
+        return self._stream(self._prompt_ids(prompt), params)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        logprobs: int | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Answer messages [{"role": ..., "content": ...}, ...] through the checkpoint's own chat template.
+
+        tools and template_kwargs go to the template (for example {"enable_thinking": False}). Returns as generate does.
+        """
+        params = _with_options(params, max_tokens, temperature, top_k, top_p, seed, stop, logprobs)
+        return self._complete([self._chat_ids(messages, tools, template_kwargs)], params)[0]
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        logprobs: int | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Iterator[Chunk]:
+        """chat, piece by piece."""
+        params = _with_options(params, max_tokens, temperature, top_k, top_p, seed, stop, logprobs)
+        return self._stream(self._chat_ids(messages, tools, template_kwargs), params)
+
+    def _complete(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[Any]:
+        pairs = [[self._request(ids, params, i) for i in range(params.n)] for ids in prompts]
+        requests = [request for row in pairs for request, _ in row]
+        for _ in self._scheduler.run(requests):
+            pass
+        for request in requests:
+            if request.error is not None:
+                raise request.error
+        for row in pairs:
+            for _, text in row:
+                text.finish()
+        results = [[completion(request, text.text) for request, text in row] for row in pairs]
+        return [row if params.n > 1 else row[0] for row in results]
+
+    def _stream(self, token_ids: list[int], params: SamplingParams) -> Iterator[Chunk]:
+        if params.n != 1:
+            raise ValueError(f"n is {params.n}; a stream has one completion")
+        request, text = self._request(token_ids, params, 0)
+        return _chunks(self._scheduler, request, text)
+
+    def _request(self, token_ids: list[int], params: SamplingParams, seed_offset: int) -> tuple[Request, TextStream]:
+        room = self.max_seq_len - len(token_ids)
+        if room < 0:
+            raise ContextLengthError(
+                f"the prompt has {len(token_ids)} tokens and the context holds {self.max_seq_len}; shorten the prompt"
+                + (" or raise max_seq_len" if self.max_seq_len < self.config.max_position_embeddings else "")
+            )
+        wanted = DEFAULT_MAX_TOKENS if params.max_tokens is None else params.max_tokens
+        endings = {*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}
+        sampler = Sampler(params, self.config.vocab_size, token_ids, tuple(endings), seed_offset)
+        text = TextStream(self.tokenizer.decoder(), params.stop if isinstance(params.stop, tuple) else (str(params.stop),))
+        request = Request(tuple(token_ids), params, sampler, min(wanted, room), frozenset(endings), text.push)
+        return request, text
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt)
+            if not ids and self.config.bos_token_id is not None:
+                ids = [self.config.bos_token_id]
+            if not ids:
+                raise ValueError("the prompt is empty, and this model has no beginning-of-sequence token to start from")
+            return ids
+        ids = _token_ids(prompt, self.config.vocab_size)
+        if not ids:
+            raise ValueError("the prompt has no tokens")
+        return ids
+
+    def _chat_ids(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        template_kwargs: Mapping[str, Any] | None,
+    ) -> list[int]:
+        return self.tokenizer.encode_chat(messages, tools=tools, template_kwargs=template_kwargs)
+
+    # ---------------------------------------------------------------- logits
+
+    def logits(self, token_ids: Sequence[int] | Sequence[Sequence[int]]) -> Any:
+        """Logits at every position, f32 [num_tokens, vocab_size]; for a list of sequences, a list of such arrays."""
+        if len(token_ids) and not isinstance(token_ids[0], int | np.integer):
+            return [self.logits(ids) for ids in token_ids]  # type: ignore[arg-type]
+        ids = _token_ids(token_ids, self.config.vocab_size)  # type: ignore[arg-type]
+        if not ids:
+            raise ValueError("no tokens")
+        if len(ids) > self.max_seq_len:
+            raise ContextLengthError(f"{len(ids)} tokens and the context holds {self.max_seq_len}")
+        logits = np.empty((len(ids), self.config.vocab_size), np.float32)
+        for start, rows in self._logit_rows(ids, logits):
+            if not np.isfinite(rows).all():
+                raise NonFiniteError(f"the logits of positions {start} to {start + len(rows) - 1} are not finite")
+        return logits
+
+    def _logit_rows(
+        self, ids: Sequence[int], out: NDArray[np.float32] | None = None
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """(first position, logits of some rows) for all positions in order; written to `out` where given."""
+        with StateSequence(self.pool) as sequence:
+            for start in range(0, len(ids), LOGIT_ROWS):
+                part = ids[start : start + LOGIT_ROWS]
+                rows = np.empty((len(part), self.config.vocab_size), np.float32) if out is None else out[start : start + len(part)]
+                run_step(self.model, [Piece(sequence, part, range(len(part)))], num_threads=self.num_threads, logits=rows)
+                yield start, rows
+
+
+def _chunks(scheduler: Scheduler, request: Request, text: TextStream) -> Iterator[Chunk]:
+    sent_text = sent_tokens = 0
+    for _ in scheduler.run([request]):
+        if request.error is not None:
+            raise request.error
+        if request.finish_reason is not None:
+            break
+        if len(text.text) > sent_text:
+            yield Chunk(text.text[sent_text:], request.token_ids[sent_tokens:], logprobs=token_logprobs(request, sent_tokens))
+            sent_text, sent_tokens = len(text.text), len(request.token_ids)
+    if request.error is not None:
+        raise request.error
+    text.finish()
+    yield Chunk(
+        text.text[sent_text:],
+        request.token_ids[sent_tokens:],
+        request.finish_reason,
+        token_logprobs(request, sent_tokens),
+        completion(request, text.text),
+    )
+
+
+def _with_options(
+    params: SamplingParams | None,
+    max_tokens: int | None,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int | None,
+    stop: str | Sequence[str] | None,
+    logprobs: int | None,
+) -> SamplingParams:
+    """params with the given options in place of its fields."""
+    if params is not None and not isinstance(params, SamplingParams):
+        raise TypeError(f"params is {type(params).__name__}; expected SamplingParams")
+    given = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+        "stop": stop,
+        "logprobs": logprobs,
+    }
+    return (params or SamplingParams()).replace(**{name: value for name, value in given.items() if value is not None})
+
+
+def _token_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
+    result = []
+    for token_id in ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int | np.integer):
+            raise TypeError(f"a prompt is a string or a list of token ids; found {type(token_id).__name__} in it")
+        if not 0 <= token_id < vocab_size:
+            raise ValueError(f"token id {token_id} is outside the vocabulary of {vocab_size}")
+        result.append(int(token_id))
+    return result
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 4 * KV_CACHE_BYTES
+
+
+def from_transformers(model: Any, tokenizer: Any) -> LLM:
+    raise NotImplementedError
