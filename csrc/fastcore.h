@@ -20,7 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { FC_LANES = 16, FC_BLOCK_TOKENS = 32, FC_SEGMENT_TOKENS = 512, FC_MAX_HEAD_DIM = 512, FC_MAX_OPS = 4096 };
+enum { FC_LANES = 16, FC_BLOCK_TOKENS = 32, FC_SEGMENT_TOKENS = 512, FC_MAX_HEAD_DIM = 512, FC_MAX_OPS = 4096, FC_MAX_THREADS = 1024 };
 
 typedef enum { FC_F32 = 0, FC_BF16 = 1, FC_F16 = 2, FC_NUM_DTYPES = 3 } fc_dtype;
 

@@ -2,6 +2,7 @@
 """The border to the C core: check every argument, release the GIL, make one C call."""
 
 import os
+import threading
 
 import numpy as np
 
@@ -17,6 +18,7 @@ cdef extern from "fastcore.h" nogil:
         FC_SEGMENT_TOKENS
         FC_MAX_HEAD_DIM
         FC_MAX_OPS
+        FC_MAX_THREADS
         FC_BUFFER_OUTPUT
     ctypedef enum fc_dtype:
         FC_F32
@@ -103,6 +105,7 @@ cdef extern from "fastcore.h" nogil:
 BLOCK_TOKENS = FC_BLOCK_TOKENS
 SEGMENT_TOKENS = FC_SEGMENT_TOKENS
 MAX_HEAD_DIM = FC_MAX_HEAD_DIM
+MAX_THREADS = FC_MAX_THREADS
 
 DTYPES = {"f32": FC_F32, "bf16": FC_BF16, "f16": FC_F16}
 _STORAGE = {"f32": np.dtype(np.float32), "bf16": np.dtype(np.uint16), "f16": np.dtype(np.float16)}
@@ -112,6 +115,8 @@ _OP_KINDS = {
 }
 _EPILOGUES = {"store": FC_STORE, "add": FC_ADD, "swiglu": FC_SWIGLU}
 _ROW_SETS = {"all": FC_ROWS_ALL, "out": FC_ROWS_OUT, "seq": FC_ROWS_SEQ}
+_MAX_KV_HEADS = 4096
+_MAX_POSITIONS = 1 << 30
 
 
 # ---------------------------------------------------------------- instruction sets
@@ -143,9 +148,15 @@ except ValueError as error:
     raise ImportError(f"FASTCORE_ISA: {error}") from None
 
 
+cdef int _check_threads(int num_threads) except -1:
+    if not 1 <= num_threads <= FC_MAX_THREADS:
+        raise ValueError(f"num_threads is {num_threads}; expected from 1 to {FC_MAX_THREADS}")
+    return 0
+
+
 # ---------------------------------------------------------------- functions on arrays
 
-def exp(const float[::1] x) -> np.ndarray:
+def exp(const float[::1] x not None) -> np.ndarray:
     """e^x of an f32 vector, by the polynomial that every kernel uses."""
     out = np.empty(x.shape[0], np.float32)
     cdef float[::1] o = out
@@ -155,7 +166,7 @@ def exp(const float[::1] x) -> np.ndarray:
     return out
 
 
-def silu(const float[::1] x) -> np.ndarray:
+def silu(const float[::1] x not None) -> np.ndarray:
     """x / (1 + e^-x) of an f32 vector."""
     out = np.empty(x.shape[0], np.float32)
     cdef float[::1] o = out
@@ -165,7 +176,7 @@ def silu(const float[::1] x) -> np.ndarray:
     return out
 
 
-def argmax(const float[::1] x) -> int:
+def argmax(const float[::1] x not None) -> int:
     """Index of the largest value, the lowest such index; -1 if a value is NaN or infinite."""
     if x.shape[0] == 0:
         raise ValueError("argmax of an empty vector")
@@ -175,7 +186,7 @@ def argmax(const float[::1] x) -> int:
     return index
 
 
-def sum_exp(const float[::1] x, float shift, float scale) -> float:
+def sum_exp(const float[::1] x not None, float shift, float scale) -> float:
     """Sum of e^((x - shift) * scale)."""
     cdef double total = 0.0
     if x.shape[0]:
@@ -184,12 +195,13 @@ def sum_exp(const float[::1] x, float shift, float scale) -> float:
     return total
 
 
-def time_read(const uint8_t[::1] data, int streams, int num_threads) -> float:
+def time_read(const uint8_t[::1] data not None, int streams, int num_threads) -> float:
     """Seconds for num_threads threads to read `data` once, in `streams` contiguous streams each."""
     cdef uint64_t checksum = 0
     cdef double seconds
-    if streams < 1 or num_threads < 1 or data.shape[0] < 64 * streams * num_threads:
-        raise ValueError("streams and num_threads must be positive and the data at least a cache line for each")
+    _check_threads(num_threads)
+    if streams < 1 or data.shape[0] < 64 * streams * num_threads:
+        raise ValueError("streams must be positive and the data at least a cache line for each")
     with nogil:
         seconds = fc_time_read(&data[0], data.shape[0], streams, num_threads, &checksum)
     return seconds
@@ -198,8 +210,7 @@ def time_read(const uint8_t[::1] data, int streams, int num_threads) -> float:
 def flops_peak(int num_threads) -> float:
     """FLOP/s of the f32 kernel on operands in L1."""
     cdef double flops
-    if num_threads < 1:
-        raise ValueError("num_threads must be positive")
+    _check_threads(num_threads)
     with nogil:
         flops = fc_flops_peak(num_threads)
     return flops
@@ -222,7 +233,7 @@ cdef class PackedLinear:
     cdef readonly object panels
     cdef const uint8_t *_data
 
-    def __init__(self, int out_features, int in_features, str dtype):
+    def __cinit__(self, int out_features, int in_features, str dtype):
         if dtype not in DTYPES:
             raise ValueError(f"weight dtype {dtype!r}; known: {', '.join(DTYPES)}")
         if not (0 < out_features <= 1 << 24 and 0 < in_features <= 1 << 24):
@@ -242,10 +253,11 @@ cdef class PackedLinear:
             raise ValueError(f"source of dtype {src_dtype!r} stored as {src.dtype}")
         if src.ndim != 2 or src.shape[1] != self.in_features or not src.flags.c_contiguous:
             raise ValueError(f"source of shape {src.shape}: expected contiguous rows of {self.in_features}")
-        if group_stride < 16 or group_stride % 16 or first_row < 0 or (group_stride > 16 and first_row % 16) or num_threads < 1:
-            raise ValueError(f"first_row {first_row} with group_stride {group_stride} on {num_threads} threads")
+        if group_stride < 16 or group_stride % 16 or first_row < 0 or (group_stride > 16 and first_row % 16):
+            raise ValueError(f"first_row {first_row} with group_stride {group_stride}")
+        _check_threads(num_threads)
         cdef int rows = src.shape[0], k = self.in_features, to = DTYPES[self.dtype], of = DTYPES[src_dtype]
-        last = first_row + (rows - 1) // 16 * group_stride + (rows - 1) % 16
+        cdef int64_t last = <int64_t>first_row + (rows - 1) // 16 * <int64_t>group_stride + (rows - 1) % 16
         if rows == 0 or last >= (self.out_features + 15) // 16 * 16:
             raise ValueError(f"{rows} rows from row {first_row} do not fit {self.out_features} rows")
         cdef const void *data = <const void *><uintptr_t>src.ctypes.data
@@ -270,10 +282,11 @@ cdef class KVBlocks:
     cdef readonly object memory
     cdef fc_kv_cache c
 
-    def __init__(self, int num_layers, int num_kv_heads, int head_dim, str dtype, int num_blocks):
+    def __cinit__(self, int num_layers, int num_kv_heads, int head_dim, str dtype, int num_blocks):
         if dtype not in ("f32", "f16"):
             raise ValueError(f"KV dtype {dtype!r}; known: f32, f16")
-        if min(num_layers, num_kv_heads, num_blocks) < 1 or not 0 < head_dim <= FC_MAX_HEAD_DIM:
+        if (not 0 < num_layers <= FC_MAX_OPS or not 0 < num_kv_heads <= _MAX_KV_HEADS or not 0 < head_dim <= FC_MAX_HEAD_DIM
+                or num_blocks < 1):
             raise ValueError(f"KV cache of {num_layers} layers, {num_kv_heads} heads of {head_dim}, {num_blocks} blocks")
         self.dtype, self.num_layers, self.num_kv_heads = dtype, num_layers, num_kv_heads
         self.head_dim, self.num_blocks = head_dim, num_blocks
@@ -283,7 +296,7 @@ cdef class KVBlocks:
         self.c.head_bytes = self.c.v_offset + element * FC_BLOCK_TOKENS * fc_pad(head_dim)
         self.c.layer_bytes = self.c.head_bytes * num_kv_heads
         self.c.block_bytes = self.c.layer_bytes * num_layers
-        self.memory = _aligned(self.c.block_bytes * num_blocks, zero=False)
+        self.memory = _aligned(<object>self.c.block_bytes * <object>num_blocks, zero=False)
         self.c.base = <uint8_t *><uintptr_t>self.memory.ctypes.data
 
     @property
@@ -316,12 +329,14 @@ cdef class Program:
     cdef readonly str output_rows
     cdef readonly int output_width
     cdef object _workspace
-    cdef int _row_capacity, _segment_capacity, _threads
+    cdef int _row_capacity, _segment_capacity, _threads, _first_output_op
+    cdef object _running
     cdef readonly list kinds
 
     def __cinit__(self):
         self._keep, self.widths, self.kinds = [], [], []
-        self.max_layer = -1
+        self.max_layer = self._first_output_op = -1
+        self._running = threading.Lock()
 
     def __dealloc__(self):
         free(self._ops)
@@ -387,15 +402,15 @@ cdef class Program:
 
         if kind in ("heads", "attention") or fused_heads:
             heads = num_heads + 2 * num_kv_heads
-            if num_kv_heads < 1 or num_heads % num_kv_heads or num_heads // num_kv_heads > 96 or layer < 0:
+            if not 0 < num_kv_heads <= _MAX_KV_HEADS or not 0 < num_heads <= 96 * num_kv_heads or num_heads % num_kv_heads or layer < 0:
                 raise ValueError(f"{num_heads} heads over {num_kv_heads} kv heads in layer {layer}")
             if not 0 < head_dim <= FC_MAX_HEAD_DIM or head_dim % 2:
                 raise ValueError(f"head_dim {head_dim}: must be even and at most {FC_MAX_HEAD_DIM}")
             self._width(dst if fused_heads else src)
             if self.widths[dst if fused_heads else src] != heads * head_dim:
                 raise ValueError(f"q, k, v buffer of {self.widths[dst if fused_heads else src]}, expected {heads * head_dim}")
-            if fused_heads and head_dim % 16:
-                raise ValueError(f"heads of {head_dim} cannot be finished inside the linear op")
+            if fused_heads and (head_dim % 16 or kind != "linear" or rows != "all" or epilogue != "store"):
+                raise ValueError(f"heads of {head_dim} cannot be finished inside a {kind} op over {rows} rows with epilogue {epilogue}")
             if self.max_layer >= 0 and (self.num_heads, self.num_kv_heads, self.head_dim) != (num_heads, num_kv_heads, head_dim):
                 raise ValueError("all layers must have the same heads")
             self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
@@ -425,6 +440,8 @@ cdef class Program:
                 self.output_width, self.output_rows = op.n, rows
             elif (fc_pad(self._width(dst)) if epilogue == "swiglu" else self._width(dst)) != produced:
                 raise ValueError(f"linear of {produced} outputs into a buffer of {self.widths[dst]}")
+            if src == dst:
+                raise ValueError(f"a linear map cannot write the buffer that it reads ({src})")
             op.norm = self._vector(norm, op.k, "norm weight")
             op.bias = self._vector(bias, op.n, "bias")
             op.column_scale = self._vector(column_scale, op.n, "column scale")
@@ -433,6 +450,10 @@ cdef class Program:
                 raise ValueError(f"attention of {num_heads} x {head_dim} into a buffer of {self.widths[dst]}")
         elif kind == "argmax":
             op.n = self.output_width if src == FC_BUFFER_OUTPUT else self._width(src)
+            if op.n == 0:
+                raise ValueError("argmax of the output before an op that writes it")
+        if self._first_output_op < 0 and FC_BUFFER_OUTPUT in ((src,) if kind == "argmax" else (dst,) if kind == "linear" else ()):
+            self._first_output_op = self.c.num_ops
 
         cdef fc_op *ops = <fc_op *>realloc(self._ops, (self.c.num_ops + 1) * sizeof(fc_op))
         if ops == NULL:
@@ -470,9 +491,10 @@ cdef class Program:
         ld = fc_pad(width)
         return self._workspace.view(np.float32)[start:start + rows * ld].reshape(rows, ld)[:, :width]
 
-    def run(self, const int32_t[::1] token_ids, const int32_t[::1] seq_rows, const int32_t[::1] seq_pos,
-            const int32_t[:, ::1] block_tables, const int32_t[::1] out_rows, KVBlocks kv, const float[:, ::1] rope_cos,
-            const float[:, ::1] rope_sin, *, float[:, ::1] output=None, int32_t[::1] argmax=None, int num_threads=1,
+    def run(self, const int32_t[::1] token_ids not None, const int32_t[::1] seq_rows not None,
+            const int32_t[::1] seq_pos not None, const int32_t[:, ::1] block_tables not None,
+            const int32_t[::1] out_rows not None, KVBlocks kv, const float[:, ::1] rope_cos not None,
+            const float[:, ::1] rope_sin not None, *, float[:, ::1] output=None, int32_t[::1] argmax=None, int num_threads=1,
             double[::1] op_seconds=None, int num_ops=-1) -> None:
         """Run one step.
 
@@ -485,9 +507,14 @@ cdef class Program:
         cdef int rows = token_ids.shape[0], seqs = seq_pos.shape[0], outs = out_rows.shape[0], i, j, longest = 0, end
         if rows < 1 or seqs < 1 or seq_rows.shape[0] != seqs + 1 or seq_rows[0] != 0 or seq_rows[seqs] != rows:
             raise ValueError(f"a step of {rows} rows in {seqs} sequences with bounds {np.asarray(seq_rows).tolist()}")
-        for i in range(rows):
+        for i in range(seqs):
+            if seq_rows[i + 1] <= seq_rows[i] or not 0 <= seq_pos[i] <= _MAX_POSITIONS - rows:
+                raise ValueError(f"sequence {i}: rows {seq_rows[i]} to {seq_rows[i + 1]} from position {seq_pos[i]}")
+        for i in range(rows if self.vocab_size else 0):
             if not 0 <= token_ids[i] < self.vocab_size:
                 raise ValueError(f"token id {token_ids[i]} is outside the vocabulary of {self.vocab_size}")
+        if outs > rows:
+            raise ValueError(f"{outs} output rows of a step of {rows}")
         for i in range(outs):
             if not 0 <= out_rows[i] < rows:
                 raise ValueError(f"output row {out_rows[i]} of {rows}")
@@ -498,8 +525,6 @@ cdef class Program:
             if block_tables.shape[0] != seqs:
                 raise ValueError(f"block tables of {block_tables.shape[0]} sequences, expected {seqs}")
             for i in range(seqs):
-                if seq_rows[i + 1] <= seq_rows[i] or seq_pos[i] < 0:
-                    raise ValueError(f"sequence {i}: rows {seq_rows[i]} to {seq_rows[i + 1]} from position {seq_pos[i]}")
                 end = seq_pos[i] + seq_rows[i + 1] - seq_rows[i]
                 longest = max(longest, end)
                 if (end + FC_BLOCK_TOKENS - 1) // FC_BLOCK_TOKENS > block_tables.shape[1]:
@@ -519,7 +544,7 @@ cdef class Program:
             step.ld_output = output.shape[1]
             if outs:
                 step.output = &output[0, 0]
-        elif self.output_width and outs and num_ops < 0:
+        elif outs and self._first_output_op >= 0 and (num_ops < 0 or num_ops > self._first_output_op):
             raise ValueError("this program writes an output; none was given")
         if argmax is not None:
             if argmax.shape[0] != outs:
@@ -530,19 +555,21 @@ cdef class Program:
             if op_seconds.shape[0] < self.c.num_ops:
                 raise ValueError("op_seconds is too short")
             step.op_seconds = &op_seconds[0]
-        if num_threads < 1 or num_ops > self.c.num_ops:
-            raise ValueError(f"{num_threads} threads, {num_ops} ops")
-        self.reserve(rows, longest, num_threads)
-        step.num_rows, step.num_seqs, step.num_out = rows, seqs, outs
-        step.token_ids, step.seq_rows, step.seq_pos = &token_ids[0], &seq_rows[0], &seq_pos[0]
-        if outs:
-            step.out_rows = &out_rows[0]
-        step.workspace = <float *><uintptr_t>self._workspace.ctypes.data
-        step.row_capacity, step.segment_capacity = self._row_capacity, self._segment_capacity
-        step.num_ops = num_ops
-        interrupts = []
-        step.poll, step.poll_data = _poll_signals, <void *>interrupts
-        with nogil:
-            fc_run(&self.c, &step, num_threads)
+        _check_threads(num_threads)
+        if not -1 <= num_ops <= self.c.num_ops:
+            raise ValueError(f"{num_ops} ops of {self.c.num_ops}")
+        with self._running:  # the workspace belongs to one step at a time
+            self.reserve(rows, longest, num_threads)
+            step.num_rows, step.num_seqs, step.num_out = rows, seqs, outs
+            step.token_ids, step.seq_rows, step.seq_pos = &token_ids[0], &seq_rows[0], &seq_pos[0]
+            if outs:
+                step.out_rows = &out_rows[0]
+            step.workspace = <float *><uintptr_t>self._workspace.ctypes.data
+            step.row_capacity, step.segment_capacity = self._row_capacity, self._segment_capacity
+            step.num_ops = num_ops
+            interrupts = []
+            step.poll, step.poll_data = _poll_signals, <void *>interrupts
+            with nogil:
+                fc_run(&self.c, &step, num_threads)
         if interrupts:
             raise interrupts[0]
