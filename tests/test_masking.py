@@ -265,6 +265,10 @@ def test_unmask_without_a_mapping_changes_nothing():
     assert unmask("[PRIVATE_PERSON_1]", {}) == "[PRIVATE_PERSON_1]"
 
 
+def test_unmask_takes_the_longest_placeholder():
+    assert unmask("P1 P10 P1", {"P1": "Ann", "P10": "Bob"}) == "Ann Bob Ann"
+
+
 # ---- By offsets, and only there
 
 

@@ -8,7 +8,7 @@ import pytest
 import tolerances
 
 from fastcore.errors import NonFiniteError
-from fastcore.sampling import Choice, Sampler, SamplingParams, logprobs_of
+from fastcore.sampling import BLOCK, Choice, Sampler, SamplingParams, _blocks, _invert, logprobs_of
 
 INF, NAN = math.inf, math.nan
 
@@ -114,6 +114,18 @@ def test_frequencies_follow_the_distribution():
     assert counts[2] == 0
     deviation = np.sqrt(count * probabilities * (1 - probabilities))
     assert np.all(np.abs(counts - count * probabilities) <= 4 * deviation)
+
+
+@pytest.mark.parametrize("first", [0, 3, 255, 256, 700])
+def test_a_draw_on_a_boundary_takes_the_token_that_begins_there(first):
+    """Four equal weights, 100 tokens apart, in front, between and behind them nothing."""
+    weights = _blocks(1500)
+    ids = [first, first + 100, first + 200, first + 300]
+    weights[ids] = 1.0
+    sums = weights.reshape(-1, BLOCK).sum(axis=1, dtype=np.float64)
+    below_one = 1 - 2.0**-53
+    drawn = [_invert(weights, sums, uniform) for uniform in (0.0, 0.25, 0.5, 0.75, below_one)]
+    assert drawn == [*ids, ids[-1]]
 
 
 # ---- Greedy and tiny temperatures
