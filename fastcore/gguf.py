@@ -322,8 +322,10 @@ def _bf16_bits(values: np.ndarray) -> np.ndarray:
     rounded += 0x7FFF
     rounded += bits
     rounded >>= 16
-    # rounding up could carry a NaN into infinity
-    return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype("<u2")
+    nans = np.isnan(values)
+    if nans.any():  # rounding up could carry a NaN into infinity
+        rounded[nans] = bits[nans] >> 16 | 0x40
+    return rounded.astype("<u2")
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ import tokenizers
 
 from fastcore.chat_template import ChatTemplate, split_reasoning
 from fastcore.errors import ChatTemplateError, CheckpointError
+from fastcore.strict_json import read_object
 
 __all__ = ["IncrementalDecoder", "Tokenizer", "split_reasoning"]
 
@@ -380,12 +381,4 @@ def _template_files(folder: Path) -> dict[str, str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object; found {type(value).__name__}")
-    return value
+    return read_object(path) if path.is_file() else {}
