@@ -18,12 +18,21 @@
 #define FC_PANELS_UP_TO_4(M) M(0) M(1) M(2) M(3)
 
 #define FC_DECLARE_X(r, p) const float *x##r = x + (r)*ld_x;
-#define FC_BROADCAST(r, p) p16 b##r = p16_set1(x##r[k]);
 #define FC_DECLARE_W(p) const uint8_t *w##p = w + (p)*panel_bytes;
 #define FC_ZERO(r, p) a##r##_##p = p16_zero();
 #define FC_RESUME(r, p) a##r##_##p = p16_load(acc + (r)*ld_acc + (p)*16);
 #define FC_DECLARE_ACC(r, p) p16 a##r##_##p;
-#define FC_MULTIPLY(r, p) a##r##_##p = p16_fma(b##r, v##p, a##r##_##p);
+#define FC_MULTIPLY(r, p) a##r##_##p = p16_fma(b, v##p, a##r##_##p);
+#define FC_MULTIPLY_1(r) FC_MULTIPLY(r, 0)
+#define FC_MULTIPLY_2(r) FC_MULTIPLY_1(r) FC_MULTIPLY(r, 1)
+#define FC_MULTIPLY_3(r) FC_MULTIPLY_2(r) FC_MULTIPLY(r, 2)
+#define FC_MULTIPLY_4(r) FC_MULTIPLY_3(r) FC_MULTIPLY(r, 3)
+/* One broadcast lives at a time: six of them beside the accumulators would not fit sixteen registers. */
+#define FC_STEP(r, P)                  \
+    {                                  \
+        p16 b = p16_set1(x##r[k]);     \
+        FC_MULTIPLY_##P(r)             \
+    }
 #define FC_WRITE(r, p) p16_store(acc + (r)*ld_acc + (p)*16, a##r##_##p);
 #define FC_LOAD_W(p)                \
     p16 v##p = FC_LOAD(w##p);       \
@@ -45,7 +54,7 @@
             FC_GRID_##P(R, FC_RESUME)                                                                                \
         }                                                                                                            \
         for (ptrdiff_t k = 0; k < num_k; k++) {                                                                      \
-            FC_PANELS_UP_TO_##P(FC_LOAD_W) FC_ROWS_##R(FC_BROADCAST, 0) FC_GRID_##P(R, FC_MULTIPLY)                  \
+            FC_PANELS_UP_TO_##P(FC_LOAD_W) FC_ROWS_##R(FC_STEP, P)                                                   \
         }                                                                                                            \
         FC_GRID_##P(R, FC_WRITE)                                                                                     \
     }
