@@ -1,0 +1,74 @@
+"""The `fastcore` command. Each command is a module of this package that translates words into calls of the Python API.
+
+A command module has `configure(parser)`, which adds its arguments, and `run(args)`, which does the work and returns the
+exit code. Its docstring is the help text. To add a command: the module, and a row in COMMANDS.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from fastcore import __version__
+from fastcore.errors import Error
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS = {
+    "generate": "complete a prompt",
+    "chat": "talk with a model",
+    "info": "show this machine, or a model and the memory it needs",
+    "pull": "fetch a model into the cache",
+    "bench": "measure speed against the limits of this machine",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    0: done. 1: it failed, the reason is on stderr. 2: wrong usage. 130: interrupted. 141: the reader of the output left.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except (Error, ImportError, ValueError) as error:
+        print(f"fastcore: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # what is left in the buffer would fail again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if arguments and arguments[0] in COMMANDS:
+        name = arguments[0]
+        command = import_module(f"fastcore.cli.{name}")
+        parser = argparse.ArgumentParser(
+            prog=f"fastcore {name}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        command.configure(parser)
+        code: int = command.run(parser.parse_args(arguments[1:]))
+        return code
+    width = max(map(len, COMMANDS))
+    parser = argparse.ArgumentParser(
+        prog="fastcore",
+        usage="fastcore COMMAND ...",
+        description="Small language models on the CPU, straight from their published checkpoints.",
+        epilog="commands:\n"
+        + "\n".join(f"  {name:{width}}  {what}" for name, what in COMMANDS.items())
+        + "\n\n`fastcore COMMAND --help` shows the options of a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
+    parser.add_argument("--version", action="version", version=f"fastcore {__version__}")
+    parser.parse_args(arguments[:1])
+    return 2

@@ -1,0 +1,92 @@
+"""Complete a prompt. The completion alone goes to stdout as it comes; a line of timings goes to stderr.
+
+  fastcore generate "The capital of France is"
+  fastcore generate --model FOLDER --chat --max-tokens 64 "Why is the sky blue?"
+  fastcore generate --json - < prompt.txt
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from fastcore.cli.options import add_model_options, add_sampling_options, load_llm, sampling_params
+
+if TYPE_CHECKING:
+    from fastcore.generate import Chunk, Completion
+
+__all__ = ["configure", "run"]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("prompt", nargs="?", help="the text to complete; - reads it from stdin")
+    source.add_argument("--prompt", dest="prompt_option", metavar="TEXT", help="the same as an option")
+    parser.add_argument("--model", help="folder, .gguf or .fh1w file, hub id or named model (default: smollm2-135m)")
+    parser.add_argument("--chat", action="store_true", help="put the prompt as a question, in the model's chat template")
+    parser.add_argument("--system", metavar="TEXT", help="system message before the question; needs --chat")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
+    add_model_options(parser)
+    add_sampling_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.system is not None and not args.chat:
+        raise ValueError("--system needs --chat: a plain prompt has no messages")
+    prompt = args.prompt if args.prompt_option is None else args.prompt_option
+    if prompt == "-":
+        prompt = sys.stdin.read()
+    params = sampling_params(args)
+    start = time.perf_counter()
+    llm = load_llm(args.model, args)
+    load = time.perf_counter() - start
+    chunks: Iterator[Chunk]
+    if args.chat:
+        system = [] if args.system is None else [{"role": "system", "content": args.system}]
+        chunks = llm.stream_chat([*system, {"role": "user", "content": prompt}], params)
+    else:
+        chunks = llm.stream(prompt, params)
+    last = None
+    for last in chunks:
+        if not args.json:
+            sys.stdout.write(last.text)
+            sys.stdout.flush()
+    assert last is not None
+    assert last.completion is not None
+    if args.json:
+        print(json.dumps(_as_json(last.completion, load), ensure_ascii=False))
+    else:
+        print()
+        print(_timings(last.completion, load), file=sys.stderr)
+    return 0
+
+
+def _timings(completion: "Completion", load: float) -> str:
+    times = completion.timings
+    return (
+        f"load {load:.2f} s | prompt {times.prompt_tokens} tokens, {times.prefill_rate:.1f} tok/s | "
+        f"new {times.completion_tokens} tokens, {times.decode_rate:.1f} tok/s | {completion.finish_reason}"
+    )
+
+
+def _as_json(completion: "Completion", load: float) -> dict[str, object]:
+    times = completion.timings
+    return {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "usage": {
+            "prompt_tokens": completion.usage.prompt_tokens,
+            "completion_tokens": completion.usage.completion_tokens,
+            "total_tokens": completion.usage.total_tokens,
+        },
+        "timings": {
+            "load_seconds": load,
+            "prefill_seconds": times.prefill,
+            "decode_seconds": times.decode,
+            "prefill_tokens_per_second": times.prefill_rate,
+            "decode_tokens_per_second": times.decode_rate,
+        },
+    }
