@@ -127,6 +127,7 @@ def _plain(value: Any, where: str) -> Any:
 @cache
 def _environment() -> jinja2.Environment:
     import jinja2
+    from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -143,7 +144,7 @@ def _environment() -> jinja2.Environment:
     class Sandbox(ImmutableSandboxedEnvironment):
         def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
             # jinja2 would go on with an undefined value, which prints as nothing
-            raise jinja2.sandbox.SecurityError(f"access to attribute {attribute!r} of a {type(obj).__name__} is unsafe")
+            raise SecurityError(f"access to attribute {attribute!r} of a {type(obj).__name__} is unsafe")
 
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     environment.filters["tojson"] = _tojson

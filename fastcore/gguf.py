@@ -278,7 +278,8 @@ def _llama3_factors(scaling: Mapping[str, Any], theta: float, head_dim: int) -> 
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     wavelength = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     smooth = np.clip((original / wavelength - low) / (high - low), 0, 1)
-    return 1 / ((1 - smooth) / factor + smooth)
+    factors: np.ndarray = 1 / ((1 - smooth) / factor + smooth)
+    return factors
 
 
 # ---------------------------------------------------------------------- as a folder
@@ -317,7 +318,7 @@ def _write_bf16(tensors: Mapping[str, GgufTensor], path: Path, done: Callable[[i
 def _bf16_bits(values: np.ndarray) -> np.ndarray:
     """f32 to bf16, rounded to nearest, ties to even; little-endian uint16 of the same shape."""
     bits = values.view(np.uint32)
-    rounded = bits >> 16
+    rounded: np.ndarray = bits >> 16
     rounded &= 1
     rounded += 0x7FFF
     rounded += bits

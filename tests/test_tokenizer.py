@@ -59,7 +59,7 @@ def byte_level() -> tokenizers.Tokenizer:
         ),
     )
     # tokens that are neither special nor made of the byte alphabet
-    backend.add_tokens([AddedToken("<tool_call>", normalized=False), AddedToken("｜unk▁x｜", normalized=False)])
+    backend.add_tokens([AddedToken("<tool_call>", normalized=False), AddedToken("\uff5cunk▁x\uff5c", normalized=False)])
     return backend
 
 
@@ -347,7 +347,7 @@ def test_ids_beyond_the_vocabulary_give_no_text(tokenizer):
 
 def test_token_bytes():
     tokenizer = Tokenizer(byte_level(), CONFIG)
-    text = "Việt 😀 <tool_call>｜unk▁x｜<|im_end|>"
+    text = "Việt 😀 <tool_call>\uff5cunk▁x\uff5c<|im_end|>"
     assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))) == text.encode()
     tokenizer = Tokenizer(sentencepiece(), CONFIG)
     ids = tokenizer.encode("This is €")
