@@ -1,7 +1,7 @@
 """The Python API: a language model loaded for generation, logits and scoring."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -146,7 +146,7 @@ class LLM:
         seed: int | None = None,
         stop: str | Sequence[str] | None = None,
         logprobs: int | None = None,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """Complete a prompt piece by piece; options as in generate. Closing the iterator stops the work."""
         params = _with_options(params, max_tokens, temperature, top_k, top_p, seed, stop, logprobs)
         return self._stream(self._prompt_ids(prompt), params)
@@ -187,7 +187,7 @@ class LLM:
         logprobs: int | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """chat, piece by piece."""
         params = _with_options(params, max_tokens, temperature, top_k, top_p, seed, stop, logprobs)
         return self._stream(self._chat_ids(messages, tools, template_kwargs), params)
@@ -206,7 +206,7 @@ class LLM:
         results = [[completion(request, text.text) for request, text in row] for row in pairs]
         return [row if params.n > 1 else row[0] for row in results]
 
-    def _stream(self, token_ids: list[int], params: SamplingParams) -> Iterator[Chunk]:
+    def _stream(self, token_ids: list[int], params: SamplingParams) -> Generator[Chunk, None, None]:
         if params.n != 1:
             raise ValueError(f"n is {params.n}; a stream has one completion")
         request, text = self._request(token_ids, params, 0)
@@ -276,7 +276,7 @@ class LLM:
                 yield start, rows
 
 
-def _chunks(scheduler: Scheduler, request: Request, text: TextStream) -> Iterator[Chunk]:
+def _chunks(scheduler: Scheduler, request: Request, text: TextStream) -> Generator[Chunk, None, None]:
     sent_text = sent_tokens = 0
     for _ in scheduler.run([request]):
         if request.error is not None:
