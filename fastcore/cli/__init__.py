@@ -27,7 +27,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    0: done. 1: it failed, the reason is on stderr. 2: wrong usage. 130: interrupted. 141: the reader of the output left.
+    0: done. 1: it failed, the reason is on stderr. 2: wrong usage. 130: interrupted. 141: nobody reads the output.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     llm = load_llm(args.model, args)
     if not llm.tokenizer.has_chat_template:
         raise ChatTemplateError(
-            "this checkpoint has no chat template; complete text with `fastcore generate`, or add its chat_template.jinja"
+            "this checkpoint has no chat template: use `fastcore generate`, or add its template as chat_template.jinja"
         )
     beginning = [] if args.system is None else [{"role": "system", "content": args.system}]
     at_terminal = sys.stdin.isatty()

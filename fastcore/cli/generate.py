@@ -1,5 +1,7 @@
 """Complete a prompt. The completion alone goes to stdout as it comes; a line of timings goes to stderr.
 
+Examples:
+
   fastcore generate "The capital of France is"
   fastcore generate --model FOLDER --chat --max-tokens 64 "Why is the sky blue?"
   fastcore generate --json - < prompt.txt
@@ -25,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     source.add_argument("prompt", nargs="?", help="the text to complete; - reads it from stdin")
     source.add_argument("--prompt", dest="prompt_option", metavar="TEXT", help="the same as an option")
     parser.add_argument("--model", help="folder, .gguf or .fh1w file, hub id or named model (default: smollm2-135m)")
-    parser.add_argument("--chat", action="store_true", help="put the prompt as a question, in the model's chat template")
+    parser.add_argument("--chat", action="store_true", help="ask the prompt through the model's chat template")
     parser.add_argument("--system", metavar="TEXT", help="system message before the question; needs --chat")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
     add_model_options(parser)

@@ -1,7 +1,4 @@
-"""Fetch a named model, or bring a hub id up to date, and print the folder it is in.
-
-  fastcore pull smollm2-135m
-"""
+"""Fetch a named model, or bring a hub id up to date, and print the folder it is in."""
 
 import argparse
 
