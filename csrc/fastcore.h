@@ -13,14 +13,19 @@
  * KV cache. Memory comes in blocks of FC_BLOCK_TOKENS positions. A block holds, for every layer and kv head,
  *   K  [FC_BLOCK_TOKENS / 16][head_dim][16]   lanes are positions, so scores are a linear map with K as its panel
  *   V  [FC_BLOCK_TOKENS][head_dim padded to 16]   lanes are features
- * in f32 or f16. */
+ * in f32 or f16.
+ *
+ * Recurrent state, in f32, for every layer with a Mamba-2 mixer: the last d_conv - 1 inputs of the convolution
+ * [d_conv - 1][channels padded to 16], and the scan's state [head][tile of 16 head dims][d_state][16], lanes are head dims. That of a
+ * sequence fills consecutive blocks of the same memory. It is updated in place and starts at zero at position 0. */
 #ifndef FASTCORE_H
 #define FASTCORE_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-enum { FC_LANES = 16, FC_BLOCK_TOKENS = 32, FC_SEGMENT_TOKENS = 512, FC_MAX_HEAD_DIM = 512, FC_MAX_OPS = 4096, FC_MAX_THREADS = 1024 };
+enum { FC_LANES = 16, FC_BLOCK_TOKENS = 32, FC_SEGMENT_TOKENS = 512, FC_MAX_HEAD_DIM = 512, FC_MAX_OPS = 4096, FC_MAX_THREADS = 1024,
+       FC_MAX_D_CONV = 64 };
 
 typedef enum { FC_F32 = 0, FC_BF16 = 1, FC_F16 = 2, FC_NUM_DTYPES = 3 } fc_dtype;
 
@@ -58,6 +63,7 @@ void fc_isa_use(int i);
 
 void fc_exp(const float *x, float *out, ptrdiff_t n);
 void fc_silu(const float *x, float *out, ptrdiff_t n);
+void fc_softplus(const float *x, float *out, ptrdiff_t n);
 /* Index of the largest value (the lowest such index), or -1 if any value is NaN or infinite. */
 int64_t fc_argmax(const float *x, ptrdiff_t n);
 /* sum of exp((x - shift) * scale), over 16 lanes and a fixed tree. */
@@ -72,6 +78,10 @@ typedef enum {
     FC_OP_HEADS,     /* per head: bias is in already; q/k rms_norm, RoPE; K and V go into the cache */
     FC_OP_ATTENTION, /* dst = softmax(q k^T / sqrt(head_dim)) v over each row's visible positions */
     FC_OP_ARGMAX,    /* best id of each output row */
+    FC_OP_CONV,      /* dst = silu(causal depthwise convolution of n columns of src, from `column` on) */
+    FC_OP_TIME_STEPS, /* dst = step | decay of n heads, step = softplus(src + bias), decay = exp(step * rate), src from `column` on */
+    FC_OP_SCAN,      /* dst = selective scan of src = x | B | C with the steps of src2, times silu(gate) when there is a gate */
+    FC_OP_GATED_NORM, /* dst = rms_norm of src in num_groups slices, times silu(gate) before or after */
     FC_NUM_OPS
 } fc_op_kind;
 
@@ -87,7 +97,7 @@ typedef enum {
     FC_ROWS_SEQ, /* one row a sequence */
 } fc_row_set;
 
-enum { FC_BUFFER_OUTPUT = -1 /* the caller's [num_out, out_features] array */ };
+enum { FC_BUFFER_OUTPUT = -1 /* the caller's [num_out, out_features] array */, FC_NO_BUFFER = -2 };
 
 /* One op. y = (w x + bias) * column_scale * scale, where absent parts do nothing. */
 typedef struct {
@@ -104,6 +114,13 @@ typedef struct {
     int32_t num_heads, num_kv_heads, head_dim, layer, causal;
     const float *q_norm, *k_norm; /* [head_dim] */
     float key_scale, score_scale;
+    /* CONV, TIME_STEPS, SCAN (num_heads heads of head_dim), GATED_NORM */
+    int32_t column, src2, gate; /* gate: a buffer whose first columns are the gate, or FC_NO_BUFFER */
+    int32_t d_conv, d_state, num_groups, norm_before_gate;
+    const float *conv;  /* [d_conv][padded n] */
+    const float *rate, *skip; /* [num_heads] */
+    float low, high;
+    ptrdiff_t state_floats; /* where this op's part of a sequence's state starts */
 } fc_op;
 
 typedef struct {
@@ -131,6 +148,7 @@ typedef struct {
     const int32_t *seq_pos;      /* [num_seqs]: position of its first row */
     const int32_t *block_tables; /* [num_seqs, max_blocks] */
     int32_t max_blocks;
+    const int32_t *state_blocks; /* [num_seqs]: first block of each sequence's recurrent state, where a program has such */
     const int32_t *out_rows; /* [num_out] */
     const float *rope_cos, *rope_sin; /* [positions, head_dim / 2] */
     float *output;                    /* [num_out, ld_output] */

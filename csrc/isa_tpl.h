@@ -15,6 +15,8 @@
 
 #include "attention_tpl.h"
 
+#include "ssm_tpl.h"
+
 #define FC_TABLE__(isa) fc_kernels_##isa
 #define FC_TABLE_(isa) FC_TABLE__(isa)
 #define FC_ENTRY(type, name, args) .name = FC_NAME(name),

@@ -32,6 +32,17 @@ typedef struct {
     float *scratch; /* fc_attention_scratch_floats */
 } fc_attention_task;
 
+/* The selective scan of up to two tiles of 16 dims of one head over the tokens of one sequence:
+ *   state = decay * state + (step * x) B,   y = (state C + skip * x) * silu(gate), without the last factor when gate is NULL
+ * state: [tile][d_state][16], lanes are dims. x, B and C of token t are ld_x apart, step and decay ld_step. */
+typedef struct {
+    const float *x, *B, *C, *step, *decay, *gate;
+    ptrdiff_t ld_x, ld_step, ld_gate, ld_y;
+    float skip;
+    int tokens, dims, d_state;
+    float *state, *y;
+} fc_scan_task;
+
 #define FC_KERNEL_LIST(K)                                                                                                      \
     K(void, gemm_f32, FC_GEMM_ARGS)                                                                                            \
     K(void, gemm_bf16, FC_GEMM_ARGS)                                                                                           \
@@ -53,6 +64,17 @@ typedef struct {
     /* out = the partial results of one row, combined in the order of the segments */                                          \
     K(void, attention_combine, (const float *partial, int segments, int head_dim, float *out))                                 \
     K(void, write_kv, (const float *x, int head_dim, int dtype, int is_v, uint8_t *base, ptrdiff_t v_offset, int position))    \
+    /* out[i] = silu(bias[i] + sum over k of weight[k][i] * taps[k][i]); bias may be NULL */                                   \
+    K(void, conv_row,                                                                                                          \
+      (const float *const *taps, int d_conv, const float *weight, ptrdiff_t ld_weight, const float *bias, int n, float *out))  \
+    /* step = softplus(x + bias) within [low, high]; decay = exp(step * rate) */                                               \
+    K(void, time_steps,                                                                                                        \
+      (const float *x, const float *bias, const float *rate, int n, float low, float high, float *step, float *decay))         \
+    K(void, scan, (const fc_scan_task *task))                                                                                  \
+    /* rms_norm(x * silu(gate)) * weight, or rms_norm(x) * weight * silu(gate); out may be x */                                \
+    K(void, gated_norm,                                                                                                        \
+      (const float *x, const float *gate, const float *weight, int n, float eps, int norm_before_gate, float *out))            \
+    K(void, softplus, (const float *x, float *out, ptrdiff_t n))                                                               \
     K(void, exp, (const float *x, float *out, ptrdiff_t n))                                                                    \
     K(void, silu, (const float *x, float *out, ptrdiff_t n))                                                                   \
     /* largest value over n >= 1 and its lowest index; *finite is cleared when a value is NaN or infinite */                    \

@@ -209,6 +209,9 @@ static void run_linear(const team_member *m, const fc_op *op)
     if (op->norm) {
         float *normed = rows <= NORM_ROWS ? scratch : shared_norm(m);
         ptrdiff_t ld = fc_pad(op->k);
+        if (rows > NORM_ROWS && !op->barrier) { /* another thread may still read what an earlier op left there */
+            meet(m);
+        }
         norm_rows(m, op, rows <= NORM_ROWS ? (range){0, rows} : share(m, rows), src, ld_src, normed, ld);
         if (rows > NORM_ROWS) {
             meet(m);
@@ -382,6 +385,119 @@ static void run_argmax(const team_member *m, const fc_op *op)
     }
 }
 
+/* ---- the Mamba-2 mixer */
+
+/* This op's part of a sequence's recurrent state. */
+static float *op_state(const team_member *m, const fc_op *op, int seq)
+{
+    const fc_kv_cache *kv = &m->step->kv;
+    return (float *)(kv->base + m->step->state_blocks[seq] * kv->block_bytes) + op->state_floats;
+}
+
+/* The inputs before the first row are in the state, which takes the last ones in the end; [d_conv - 1][padded n]. */
+static void run_conv(const team_member *m, const fc_op *op)
+{
+    const fc_step *step = m->step;
+    ptrdiff_t ld_src, ld_dst, ld = fc_pad(op->n);
+    const float *src = buffer(m, op->src, &ld_src) + op->column;
+    float *dst = buffer(m, op->dst, &ld_dst);
+    range panels = share(m, fc_panels(op->n));
+    int first = panels.begin * FC_LANES, end = panels.end * FC_LANES < op->n ? panels.end * FC_LANES : op->n;
+    size_t bytes = (size_t)(end - first) * sizeof(float);
+    int before = op->d_conv - 1;
+    for (int seq = 0; seq < step->num_seqs && end > first; seq++) {
+        int row = step->seq_rows[seq], rows = step->seq_rows[seq + 1] - row;
+        float *state = op_state(m, op, seq) + first;
+        const float *x = src + row * ld_src + first;
+        for (int k = 0; k < before && step->seq_pos[seq] == 0; k++) {
+            memset(state + k * ld, 0, bytes);
+        }
+        for (int t = 0; t < rows; t++) {
+            const float *taps[FC_MAX_D_CONV];
+            for (int k = 0; k < op->d_conv; k++) {
+                int at = t - before + k;
+                taps[k] = at < 0 ? state + (at + before) * ld : x + at * ld_src;
+            }
+            fc_active->conv_row(taps, op->d_conv, op->conv + first, ld, op->bias ? op->bias + first : NULL, end - first,
+                                dst + (row + t) * ld_dst + first);
+        }
+        for (int k = 0; k < before; k++) {
+            int at = rows - before + k;
+            memcpy(state + k * ld, at < 0 ? state + (at + before) * ld : x + at * ld_src, bytes);
+        }
+    }
+}
+
+static void run_time_steps(const team_member *m, const fc_op *op)
+{
+    ptrdiff_t ld_src, ld_dst;
+    const float *src = buffer(m, op->src, &ld_src) + op->column;
+    float *dst = buffer(m, op->dst, &ld_dst);
+    range rows = share(m, m->step->num_rows);
+    for (int r = rows.begin; r < rows.end; r++) {
+        float *to = dst + r * ld_dst;
+        fc_active->time_steps(src + r * ld_src, op->bias, op->rate, op->n, op->low, op->high, to, to + op->n);
+    }
+}
+
+/* Shares are tiles of 16 dims of a head, taken two at a time where both are the thread's. */
+static void run_scan(const team_member *m, const fc_op *op)
+{
+    const fc_step *step = m->step;
+    ptrdiff_t ld_src, ld_steps, ld_dst, ld_gate = 0;
+    const float *src = buffer(m, op->src, &ld_src), *steps = buffer(m, op->src2, &ld_steps);
+    const float *gate = op->gate == FC_NO_BUFFER ? NULL : buffer(m, op->gate, &ld_gate);
+    float *dst = buffer(m, op->dst, &ld_dst);
+    int tiles = fc_panels(op->head_dim), features = op->num_heads * op->head_dim;
+    range mine = share(m, op->num_heads * tiles);
+    for (int i = mine.begin; i < mine.end;) {
+        int head = i / tiles, tile = i % tiles, pair = tile + 1 < tiles && i + 1 < mine.end;
+        int group = head / (op->num_heads / op->num_groups), dims = op->head_dim - tile * FC_LANES;
+        ptrdiff_t column = (ptrdiff_t)head * op->head_dim + tile * FC_LANES;
+        dims = dims < (1 + pair) * FC_LANES ? dims : (1 + pair) * FC_LANES;
+        for (int seq = 0; seq < step->num_seqs; seq++) {
+            ptrdiff_t row = step->seq_rows[seq];
+            fc_scan_task task = {
+                .x = src + row * ld_src + column,
+                .B = src + row * ld_src + features + group * op->d_state,
+                .C = src + row * ld_src + features + (op->num_groups + group) * op->d_state,
+                .step = steps + row * ld_steps + head,
+                .decay = steps + row * ld_steps + op->num_heads + head,
+                .gate = gate ? gate + row * ld_gate + column : NULL,
+                .ld_x = ld_src,
+                .ld_step = ld_steps,
+                .ld_gate = ld_gate,
+                .ld_y = ld_dst,
+                .skip = op->skip[head],
+                .tokens = step->seq_rows[seq + 1] - step->seq_rows[seq],
+                .dims = dims,
+                .d_state = op->d_state,
+                .state = op_state(m, op, seq) + (ptrdiff_t)i * op->d_state * FC_LANES,
+                .y = dst + row * ld_dst + column,
+            };
+            if (step->seq_pos[seq] == 0) {
+                memset(task.state, 0, (size_t)(1 + pair) * (size_t)op->d_state * FC_LANES * sizeof(float));
+            }
+            fc_active->scan(&task);
+        }
+        i += 1 + pair;
+    }
+}
+
+static void run_gated_norm(const team_member *m, const fc_op *op)
+{
+    ptrdiff_t ld_src, ld_gate, ld_dst;
+    const float *src = buffer(m, op->src, &ld_src), *gate = buffer(m, op->gate, &ld_gate);
+    float *dst = buffer(m, op->dst, &ld_dst);
+    int size = op->n / op->num_groups;
+    range mine = share(m, m->step->num_rows * op->num_groups); /* (row, group) */
+    for (int i = mine.begin; i < mine.end; i++) {
+        ptrdiff_t row = i / op->num_groups, column = (ptrdiff_t)(i % op->num_groups) * size;
+        fc_active->gated_norm(src + row * ld_src + column, gate + row * ld_gate + column, op->norm + column, size, op->eps,
+                              op->norm_before_gate, dst + row * ld_dst + column);
+    }
+}
+
 static void run_op(const team_member *m, const fc_op *op, int index)
 {
     switch (op->kind) {
@@ -402,6 +518,18 @@ static void run_op(const team_member *m, const fc_op *op, int index)
         break;
     case FC_OP_ARGMAX:
         run_argmax(m, op);
+        break;
+    case FC_OP_CONV:
+        run_conv(m, op);
+        break;
+    case FC_OP_TIME_STEPS:
+        run_time_steps(m, op);
+        break;
+    case FC_OP_SCAN:
+        run_scan(m, op);
+        break;
+    case FC_OP_GATED_NORM:
+        run_gated_norm(m, op);
         break;
     }
 }

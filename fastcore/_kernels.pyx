@@ -19,7 +19,9 @@ cdef extern from "fastcore.h" nogil:
         FC_MAX_HEAD_DIM
         FC_MAX_OPS
         FC_MAX_THREADS
+        FC_MAX_D_CONV
         FC_BUFFER_OUTPUT
+        FC_NO_BUFFER
     ctypedef enum fc_dtype:
         FC_F32
         FC_BF16
@@ -31,6 +33,10 @@ cdef extern from "fastcore.h" nogil:
         FC_OP_HEADS
         FC_OP_ATTENTION
         FC_OP_ARGMAX
+        FC_OP_CONV
+        FC_OP_TIME_STEPS
+        FC_OP_SCAN
+        FC_OP_GATED_NORM
         FC_NUM_OPS
     ctypedef enum fc_epilogue:
         FC_STORE
@@ -51,6 +57,12 @@ cdef extern from "fastcore.h" nogil:
         const float *q_norm
         const float *k_norm
         float key_scale, score_scale
+        int32_t column, src2, gate, d_conv, d_state, num_groups, norm_before_gate
+        const float *conv
+        const float *rate
+        const float *skip
+        float low, high
+        ptrdiff_t state_floats
     ctypedef struct fc_buffer:
         int32_t ld
     ctypedef struct fc_program:
@@ -68,6 +80,7 @@ cdef extern from "fastcore.h" nogil:
         const int32_t *seq_pos
         const int32_t *block_tables
         int32_t max_blocks
+        const int32_t *state_blocks
         const int32_t *out_rows
         const float *rope_cos
         const float *rope_sin
@@ -94,6 +107,7 @@ cdef extern from "fastcore.h" nogil:
     void fc_isa_use(int i)
     void fc_exp(const float *x, float *out, ptrdiff_t n)
     void fc_silu(const float *x, float *out, ptrdiff_t n)
+    void fc_softplus(const float *x, float *out, ptrdiff_t n)
     int64_t fc_argmax(const float *x, ptrdiff_t n)
     double fc_sum_exp(const float *x, ptrdiff_t n, float shift, float scale)
     size_t fc_workspace_floats(const fc_program *program, int row_capacity, int segment_capacity, int num_threads)
@@ -117,6 +131,7 @@ _EPILOGUES = {"store": FC_STORE, "add": FC_ADD, "swiglu": FC_SWIGLU}
 _ROW_SETS = {"all": FC_ROWS_ALL, "out": FC_ROWS_OUT, "seq": FC_ROWS_SEQ}
 _MAX_KV_HEADS = 4096
 _MAX_POSITIONS = 1 << 30
+_MAX_STATE_FLOATS = 1 << 32
 
 
 # ---------------------------------------------------------------- instruction sets
@@ -173,6 +188,16 @@ def silu(const float[::1] x not None) -> np.ndarray:
     if x.shape[0]:
         with nogil:
             fc_silu(&x[0], &o[0], x.shape[0])
+    return out
+
+
+def softplus(const float[::1] x not None) -> np.ndarray:
+    """ln(1 + e^x) of an f32 vector."""
+    out = np.empty(x.shape[0], np.float32)
+    cdef float[::1] o = out
+    if x.shape[0]:
+        with nogil:
+            fc_softplus(&x[0], &o[0], x.shape[0])
     return out
 
 
@@ -332,6 +357,7 @@ cdef class Program:
     cdef int _row_capacity, _segment_capacity, _threads, _first_output_op
     cdef object _running
     cdef readonly list kinds
+    cdef readonly int64_t state_bytes  # recurrent state of a sequence, all layers
 
     def __cinit__(self):
         self._keep, self.widths, self.kinds = [], [], []
@@ -455,6 +481,9 @@ cdef class Program:
         if self._first_output_op < 0 and FC_BUFFER_OUTPUT in ((src,) if kind == "argmax" else (dst,) if kind == "linear" else ()):
             self._first_output_op = self.c.num_ops
 
+        return self._append(op, kind)
+
+    cdef int _append(self, fc_op op, str kind) except -1:
         cdef fc_op *ops = <fc_op *>realloc(self._ops, (self.c.num_ops + 1) * sizeof(fc_op))
         if ops == NULL:
             raise MemoryError
@@ -464,6 +493,86 @@ cdef class Program:
         self.kinds.append(kind)
         self._workspace = None
         return self.c.num_ops - 1
+
+    cdef ptrdiff_t _take_state(self, object floats) except -1:
+        """Room in a sequence's recurrent state; returns where it starts, in floats."""
+        start = self.state_bytes // 4
+        floats = (floats + 15) // 16 * 16
+        if start + floats > _MAX_STATE_FLOATS:
+            raise ValueError(f"recurrent state of {start + floats} floats a sequence")
+        self.state_bytes += floats * 4
+        return start
+
+    def _check_columns(self, b, start, count, what) -> None:
+        if start < 0 or count < 1 or start + count > self._width(b):
+            raise ValueError(f"{what}: columns {start} to {start + count} of a buffer of {self.widths[b]}")
+
+    def add_conv(self, src, column, dst, weight, bias, *, bint barrier=False) -> int:
+        """dst [channels] = silu(causal depthwise convolution of src from `column` on). weight: [d_conv, channels]."""
+        weight = np.asarray(weight, np.float32)
+        if weight.ndim != 2 or not 0 < weight.shape[0] <= FC_MAX_D_CONV or src == dst:
+            raise ValueError(f"convolution with a weight of shape {weight.shape} from buffer {src} to {dst}; kernels are at most {FC_MAX_D_CONV}")
+        d_conv, channels = weight.shape
+        self._check_columns(src, column, channels, "convolution of")
+        if self._width(dst) != channels:
+            raise ValueError(f"convolution of {channels} channels into a buffer of {self.widths[dst]}")
+        cdef fc_op op
+        memset(&op, 0, sizeof(op))
+        op.kind, op.barrier, op.src, op.column, op.dst, op.n, op.d_conv = FC_OP_CONV, barrier, src, column, dst, channels, d_conv
+        padded = np.zeros((d_conv, fc_pad(channels)), np.float32)
+        padded[:, :channels] = weight
+        op.conv = self._vector(padded.reshape(-1), padded.size, "convolution weight")
+        op.bias = self._vector(bias, channels, "convolution bias")
+        op.state_floats = self._take_state((d_conv - 1) * padded.shape[1])
+        return self._append(op, "conv")
+
+    def add_time_steps(self, src, column, dst, bias, rate, low, high, *, bint barrier=False) -> int:
+        """dst = step | decay: step = softplus(src + bias) within [low, high], decay = exp(step * rate). bias, rate: [heads]."""
+        heads = len(bias)
+        self._check_columns(src, column, heads, "time steps of")
+        if self._width(dst) != 2 * heads or src == dst or not low <= high:
+            raise ValueError(f"time steps of {heads} heads within [{low}, {high}] into a buffer of {self.widths[dst]}")
+        cdef fc_op op
+        memset(&op, 0, sizeof(op))
+        op.kind, op.barrier, op.src, op.column, op.dst, op.n = FC_OP_TIME_STEPS, barrier, src, column, dst, heads
+        op.bias, op.rate = self._vector(bias, heads, "time step bias"), self._vector(rate, heads, "decay rate")
+        op.low, op.high = low, high
+        return self._append(op, "time_steps")
+
+    def add_scan(self, src, steps, dst, skip, *, head_dim, num_groups, d_state, gate=None, bint barrier=False) -> int:
+        """dst [heads * head_dim] = selective scan of src = x | B | C, times silu of the first columns of buffer `gate`.
+
+        skip: [heads]; B, C: [num_groups, d_state]; steps: what add_time_steps wrote."""
+        heads = len(skip)
+        if min(heads, head_dim, num_groups, d_state) < 1 or heads % num_groups:
+            raise ValueError(f"scan of {heads} heads of {head_dim} in {num_groups} groups with d_state {d_state}")
+        features = heads * head_dim
+        widths = self._width(src), self._width(steps), self._width(dst)
+        if widths != (features + 2 * num_groups * d_state, 2 * heads, features) or dst in (src, steps):
+            raise ValueError(f"scan of {heads} heads of {head_dim}, {num_groups} groups of {d_state} with buffers of {widths}")
+        cdef fc_op op
+        memset(&op, 0, sizeof(op))
+        op.kind, op.barrier, op.src, op.src2, op.dst, op.gate = FC_OP_SCAN, barrier, src, steps, dst, FC_NO_BUFFER
+        if gate is not None:
+            self._check_columns(gate, 0, features, "gate of")
+            op.gate = gate
+        op.num_heads, op.head_dim, op.num_groups, op.d_state = heads, head_dim, num_groups, d_state
+        op.skip = self._vector(skip, heads, "skip")
+        op.state_floats = self._take_state(heads * fc_pad(head_dim) * d_state)
+        return self._append(op, "scan")
+
+    def add_gated_norm(self, src, gate, dst, weight, *, float eps, num_groups, bint norm_before_gate, bint barrier=False) -> int:
+        """dst = rms_norm(src) over num_groups slices, times weight and silu of the first columns of buffer `gate`."""
+        n = self._width(src)
+        self._check_columns(gate, 0, n, "gate of")
+        if self._width(dst) != n or num_groups < 1 or n % num_groups or gate == dst:
+            raise ValueError(f"gated norm of {n} in {num_groups} groups into a buffer of {self.widths[dst]}")
+        cdef fc_op op
+        memset(&op, 0, sizeof(op))
+        op.kind, op.barrier, op.src, op.gate, op.dst, op.n = FC_OP_GATED_NORM, barrier, src, gate, dst, n
+        op.norm = self._vector(weight, n, "norm weight")
+        op.eps, op.num_groups, op.norm_before_gate = eps, num_groups, norm_before_gate
+        return self._append(op, "gated_norm")
 
     def reserve(self, int rows, int positions, int num_threads) -> None:
         """Make the workspace large enough for steps of `rows` rows over contexts of `positions`; keeps it when it already is."""
@@ -495,11 +604,12 @@ cdef class Program:
             const int32_t[::1] seq_pos not None, const int32_t[:, ::1] block_tables not None,
             const int32_t[::1] out_rows not None, KVBlocks kv, const float[:, ::1] rope_cos not None,
             const float[:, ::1] rope_sin not None, *, float[:, ::1] output=None, int32_t[::1] argmax=None, int num_threads=1,
-            double[::1] op_seconds=None, int num_ops=-1) -> None:
+            double[::1] op_seconds=None, int num_ops=-1, const int32_t[::1] state_blocks=None) -> None:
         """Run one step.
 
         token_ids [num_rows]; seq_rows [num_seqs + 1] row bounds of each sequence; seq_pos [num_seqs] position of each first row;
         block_tables [num_seqs, max_blocks]; out_rows [num_out]; rope_cos, rope_sin [positions, head_dim / 2];
+        state_blocks [num_seqs] first of the consecutive blocks that hold state_bytes of recurrent state;
         output f32 [num_out, output width]; argmax [num_out] best ids (-1: not finite); op_seconds [num_ops] is added to.
         Raises what a signal handler raises while it runs; the sequences then hold partial state."""
         cdef fc_step step
@@ -538,6 +648,14 @@ cdef class Program:
             step.kv, step.max_blocks = kv.c, block_tables.shape[1]
             step.block_tables = &block_tables[0, 0]
             step.rope_cos, step.rope_sin = &rope_cos[0, 0], &rope_sin[0, 0]
+        if self.state_bytes:
+            if kv is None or state_blocks is None or state_blocks.shape[0] != seqs:
+                raise ValueError(f"recurrent state of {seqs} sequences is needed, in blocks of a KV cache")
+            for i in range(seqs):
+                if state_blocks[i] < 0 or state_blocks[i] * <int64_t>kv.c.block_bytes + self.state_bytes > (
+                        kv.num_blocks * <int64_t>kv.c.block_bytes):
+                    raise ValueError(f"sequence {i}: state in block {state_blocks[i]} of {kv.num_blocks}")
+            step.kv, step.state_blocks = kv.c, &state_blocks[0]
         if output is not None:
             if output.shape[0] != outs or output.shape[1] != self.output_width:
                 raise ValueError(f"output [{output.shape[0]}, {output.shape[1]}], expected [{outs}, {self.output_width}]")

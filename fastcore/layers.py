@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
-from fastcore.config import ModelConfig
-from fastcore.program import Heads, Recorder
+import numpy as np
+
+from fastcore.config import MambaConfig, ModelConfig
+from fastcore.program import Heads, Recorder, Vector
 from fastcore.weights import Weights
 
-__all__ = ["Buffers", "attention", "swiglu_mlp"]
+__all__ = ["Buffers", "MixerBuffers", "attention", "mixer_in", "mixer_out", "swiglu_mlp"]
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,23 @@ class Buffers:
 
 
 def attention(
-    recorder: Recorder, buffers: Buffers, config: ModelConfig, weights: Weights, prefix: str, layer: int, qk_norm: bool
+    recorder: Recorder,
+    buffers: Buffers,
+    config: ModelConfig,
+    weights: Weights,
+    prefix: str,
+    layer: int,
+    *,
+    norm: Vector,
+    qk_norm: bool = False,
+    in_scale: float = 1.0,
+    key_scale: float = 1.0,
+    out_scale: float = 1.0,
 ) -> None:
-    """hidden += o_proj(attention(rms_norm(hidden))), with the weights under `prefix`."""
+    """hidden += out_scale * o_proj(attention(in_scale * rms_norm(hidden))), with the weights under `prefix`; keys times key_scale.
+
+    norm: the weight of the rms_norm.
+    """
     name = f"{prefix}self_attn."
     heads, kv_heads, head_dim, hidden = (
         config.num_attention_heads,
@@ -50,6 +66,7 @@ def attention(
         q_norm=weights.vector(f"{name}q_norm.weight", head_dim) if qk_norm else None,
         k_norm=weights.vector(f"{name}k_norm.weight", head_dim) if qk_norm else None,
         eps=config.rms_norm_eps,
+        key_scale=key_scale,
     )
     recorder.qkv(
         buffers.hidden,
@@ -57,8 +74,9 @@ def attention(
         weights.linear([(f"{name}{part}.weight", n) for part, n in rows.items()], hidden),
         shape,
         bias=weights.stacked_bias([(f"{name}{part}.bias", n) for part, n in rows.items()]) if config.qkv_bias else None,
-        norm=weights.vector(f"{prefix}input_layernorm.weight", hidden),
+        norm=norm,
         eps=config.rms_norm_eps,
+        src_scale=in_scale,
     )
     recorder.attention(buffers.qkv, buffers.attention, shape)
     recorder.linear(
@@ -66,20 +84,32 @@ def attention(
         buffers.hidden,
         weights.linear([(f"{name}o_proj.weight", hidden)], heads * head_dim),
         bias=weights.vector(f"{name}o_proj.bias", hidden) if config.o_bias else None,
+        scale=out_scale,
         add=True,
     )
 
 
-def swiglu_mlp(recorder: Recorder, buffers: Buffers, config: ModelConfig, weights: Weights, prefix: str) -> None:
-    """hidden += down_proj(silu(gate_proj(x)) * up_proj(x)), x = rms_norm(hidden)."""
-    name, hidden, inner = f"{prefix}mlp.", config.hidden_size, config.intermediate_size
+def swiglu_mlp(
+    recorder: Recorder,
+    buffers: Buffers,
+    config: ModelConfig,
+    weights: Weights,
+    name: str,
+    *,
+    norm: Vector,
+    gate_scale: float = 1.0,
+    down_scale: float = 1.0,
+) -> None:
+    """hidden += down_scale * down_proj(silu(gate_scale * gate_proj(x)) * up_proj(x)), x = rms_norm(hidden), weights under `name`."""
+    hidden, inner = config.hidden_size, config.intermediate_size
     gate, up = f"{name}gate_proj.", f"{name}up_proj."
     recorder.swiglu(
         buffers.hidden,
         buffers.activation,
         weights.gate_up(f"{gate}weight", f"{up}weight", inner, hidden),
         bias=weights.gate_up_bias(f"{gate}bias", f"{up}bias", inner) if config.mlp_bias else None,
-        norm=weights.vector(f"{prefix}post_attention_layernorm.weight", hidden),
+        gate_scale=gate_scale,
+        norm=norm,
         eps=config.rms_norm_eps,
     )
     recorder.linear(
@@ -87,5 +117,87 @@ def swiglu_mlp(recorder: Recorder, buffers: Buffers, config: ModelConfig, weight
         buffers.hidden,
         weights.linear([(f"{name}down_proj.weight", hidden)], inner),
         bias=weights.vector(f"{name}down_proj.bias", hidden) if config.mlp_bias else None,
+        scale=down_scale,
+        add=True,
+    )
+
+
+@dataclass(frozen=True)
+class MixerBuffers:
+    """The row buffers of a Mamba-2 mixer."""
+
+    projected: int  # gate | x | B | C | dt
+    convolved: int  # x | B | C
+    steps: int  # step | decay of each head
+    scanned: int  # heads, side by side
+
+    @classmethod
+    def record(cls, recorder: Recorder, mamba: MambaConfig) -> "MixerBuffers":
+        return cls(
+            projected=recorder.buffer(mamba.in_proj_size),
+            convolved=recorder.buffer(mamba.conv_dim),
+            steps=recorder.buffer(2 * mamba.mamba_n_heads),
+            scanned=recorder.buffer(mamba.mamba_d_ssm),
+        )
+
+
+def mixer_in(
+    recorder: Recorder, buffers: Buffers, mixer: MixerBuffers, config: ModelConfig, mamba: MambaConfig, weights: Weights,
+    name: str, *, norm: Vector, in_scale: float, section_scales: tuple[float, ...],
+) -> None:  # fmt: skip
+    """projected = in_proj(in_scale * rms_norm(hidden)), each section times its multiplier."""
+    rows = mamba.in_proj_size
+    d_bc = mamba.mamba_n_groups * mamba.mamba_d_state
+    sections = (mamba.mamba_d_ssm, mamba.mamba_d_ssm, d_bc, d_bc, mamba.mamba_n_heads)
+    recorder.linear(
+        buffers.hidden,
+        mixer.projected,
+        weights.linear([(f"{name}in_proj.weight", rows)], config.hidden_size),
+        bias=weights.vector(f"{name}in_proj.bias", rows) if mamba.mamba_proj_bias else None,
+        column_scale=np.repeat(np.array(section_scales, np.float32), sections),
+        norm=norm,
+        eps=config.rms_norm_eps,
+        src_scale=in_scale,
+    )
+
+
+def mixer_out(
+    recorder: Recorder, buffers: Buffers, mixer: MixerBuffers, config: ModelConfig, mamba: MambaConfig, weights: Weights,
+    name: str, *, out_scale: float,
+) -> None:  # fmt: skip
+    """hidden += out_scale * out_proj(y): convolve, scan and gate what mixer_in projected."""
+    d_ssm, heads, hidden = mamba.mamba_d_ssm, mamba.mamba_n_heads, config.hidden_size
+    conv = weights.array(f"{name}conv1d.weight", (mamba.conv_dim, 1, mamba.mamba_d_conv))[:, 0]
+    conv_bias = weights.vector(f"{name}conv1d.bias", mamba.conv_dim) if mamba.mamba_conv_bias else None
+    recorder.conv(mixer.projected, d_ssm, mixer.convolved, conv.T, conv_bias)
+    dt_bias = weights.vector(f"{name}dt_bias", heads)
+    rate = -np.exp(weights.vector(f"{name}A_log", heads).astype(np.float64)).astype(np.float32)
+    recorder.time_steps(mixer.projected, d_ssm + mamba.conv_dim, mixer.steps, dt_bias, rate, mamba.time_step_limit)
+    recorder.scan(
+        mixer.convolved,
+        mixer.steps,
+        mixer.scanned,
+        weights.vector(f"{name}D", heads),
+        head_dim=mamba.mamba_d_head,
+        num_groups=mamba.mamba_n_groups,
+        d_state=mamba.mamba_d_state,
+        gate=None if mamba.mamba_rms_norm else mixer.projected,
+    )
+    if mamba.mamba_rms_norm:
+        recorder.gated_norm(
+            mixer.scanned,
+            mixer.projected,
+            mixer.scanned,
+            weights.vector(f"{name}norm.weight", d_ssm),
+            config.rms_norm_eps,
+            num_groups=mamba.mamba_n_groups,
+            norm_before_gate=mamba.mamba_norm_before_gate,
+        )
+    recorder.linear(
+        mixer.scanned,
+        buffers.hidden,
+        weights.linear([(f"{name}out_proj.weight", hidden)], d_ssm),
+        bias=weights.vector(f"{name}out_proj.bias", hidden) if mamba.projectors_bias else None,
+        scale=out_scale,
         add=True,
     )

@@ -82,7 +82,7 @@ class Recorder:
 
         With norm [in_features], src is normalised first and multiplied by src_scale.
         """
-        barrier = self._barrier(self._sources(src, norm), {dst})
+        barrier = self._barrier({src}, {dst})
         self.program.add_op(
             "linear", barrier=barrier, src=src, dst=dst, weights=weights, bias=bias, column_scale=column_scale, scale=scale,
             epilogue="add" if add else "store", norm=norm, eps=eps, src_scale=src_scale, rows=rows,
@@ -100,7 +100,7 @@ class Recorder:
         eps: float = 0.0,
     ) -> None:
         """dst = silu(gate_scale * gate) * up; the rows of gate and up come interleaved in groups of 16."""
-        barrier = self._barrier(self._sources(src, norm), {dst})
+        barrier = self._barrier({src}, {dst})
         self.program.add_op(
             "linear", barrier=barrier, src=src, dst=dst, weights=gate_up, bias=bias, gate_scale=gate_scale, epilogue="swiglu",
             norm=norm, eps=eps,
@@ -121,7 +121,7 @@ class Recorder:
         """dst = q | k | v of src, heads finished and k, v in the cache; inside the projection where heads are whole panels."""
         fused = heads.head_dim % 16 == 0
         cache = ("kv", heads.layer)
-        barrier = self._barrier(self._sources(src, norm), {dst, cache} if fused else {dst})
+        barrier = self._barrier({src}, {dst, cache} if fused else {dst})
         fields = dict(
             num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim, layer=heads.layer,
             causal=heads.causal, q_norm=heads.q_norm, k_norm=heads.k_norm, key_scale=heads.key_scale,
@@ -144,17 +144,50 @@ class Recorder:
             head_dim=heads.head_dim, layer=heads.layer, causal=heads.causal, score_scale=heads.head_dim**-0.5,
         )  # fmt: skip
 
+    def conv(self, src: int, column: int, dst: int, weight: Vector, bias: Vector | None) -> None:
+        """dst = silu(bias + causal depthwise convolution) of the columns of src from `column` on; weight: [d_conv, channels]."""
+        barrier = self._barrier({src}, {dst})
+        self.program.add_conv(src, column, dst, weight, bias, barrier=barrier)
+
+    def time_steps(self, src: int, column: int, dst: int, bias: Vector, rate: Vector, limit: tuple[float, float]) -> None:
+        """dst = step | decay of each head: step = softplus(src + bias) within limit, decay = exp(step * rate)."""
+        barrier = self._barrier({src}, {dst})
+        self.program.add_time_steps(src, column, dst, bias, rate, *limit, barrier=barrier)
+
+    def scan(
+        self,
+        src: int,
+        steps: int,
+        dst: int,
+        skip: Vector,
+        *,
+        head_dim: int,
+        num_groups: int,
+        d_state: int,
+        gate: int | None = None,
+    ) -> None:
+        """dst = y silu(gate): state = decay state + step x B^T, y = state C + skip x, where src = x | B | C."""
+        barrier = self._barrier({src, steps} if gate is None else {src, steps, gate}, {dst})
+        self.program.add_scan(
+            src, steps, dst, skip, head_dim=head_dim, num_groups=num_groups, d_state=d_state, gate=gate, barrier=barrier
+        )
+
+    def gated_norm(
+        self, src: int, gate: int, dst: int, weight: Vector, eps: float, *, num_groups: int, norm_before_gate: bool
+    ) -> None:
+        """dst = rms_norm(src silu(gate)) weight, or rms_norm(src) weight silu(gate), normalised in num_groups slices."""
+        barrier = self._barrier({src, gate}, {dst})
+        self.program.add_gated_norm(
+            src, gate, dst, weight, eps=eps, num_groups=num_groups, norm_before_gate=norm_before_gate, barrier=barrier
+        )
+
     def argmax(self, src: int = OUTPUT) -> None:
         """The best id of each row of src, into the caller's argmax array."""
         barrier = self._barrier({src}, {"argmax"})
         self.program.add_op("argmax", barrier=barrier, src=src)
 
-    def _sources(self, src: int, norm: Vector | None) -> set[Hashable]:
-        return {src} if norm is None else {src, "shared norm"}
-
     def _barrier(self, reads: set[Hashable], writes: set[Hashable]) -> bool:
-        """Whether this op must wait for the other threads; the shared norm buffer is written and read by one op."""
-        writes = writes | (reads & {"shared norm"})
+        """Whether this op must wait for the other threads."""
         needed = bool(reads & self._written or writes & (self._written | self._read))
         if needed:
             self._read, self._written = set(), set()

@@ -1,6 +1,9 @@
-"""What a sequence has computed so far: KV blocks from one capped pool, and how rows of many sequences become a step."""
+"""What a sequence has computed so far: KV blocks and recurrent state from one capped pool, and how rows of many sequences become a
+step."""
 
+import heapq
 import threading
+from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
@@ -17,7 +20,9 @@ __all__ = ["Piece", "Sequence", "StatePool", "run_step"]
 class StatePool:
     """Blocks of KV cache under a byte cap. Memory is reserved as address space and used only as blocks are.
 
-    max_bytes: the cap; at least one block is always held.
+    The recurrent state of a sequence, where the model has such, fills state_blocks consecutive blocks.
+
+    max_bytes: the cap; what one sequence of one block needs is always held.
     kv_dtype: f32 | f16.
     """
 
@@ -26,15 +31,16 @@ class StatePool:
         layers = model.program.max_layer + 1
         probe = KVBlocks(layers, config.num_key_value_heads, config.head_dim, kv_dtype, 1)
         self.block_bytes = probe.block_bytes
-        self.num_blocks = max(1, max_bytes // self.block_bytes)
+        self.state_blocks = -(-model.program.state_bytes // self.block_bytes)
+        self.num_blocks = max(1 + self.state_blocks, max_bytes // self.block_bytes)
         self.kv = KVBlocks(layers, config.num_key_value_heads, config.head_dim, kv_dtype, self.num_blocks)
-        self._free = list(range(self.num_blocks - 1, -1, -1))  # taken from the end: low numbers, so few pages are touched
+        self._free = list(range(self.num_blocks))  # a heap: low numbers are taken first, so few pages are touched
         self._lock = threading.Lock()
 
     @property
     def max_positions(self) -> int:
-        """Positions that the whole pool holds."""
-        return self.num_blocks * BLOCK_TOKENS
+        """Positions of one sequence that the whole pool holds."""
+        return (self.num_blocks - self.state_blocks) * BLOCK_TOKENS
 
     @property
     def free_positions(self) -> int:
@@ -43,17 +49,32 @@ class StatePool:
     def take(self, num_blocks: int) -> list[int]:
         with self._lock:
             if num_blocks > len(self._free):
-                raise CacheFullError(
-                    f"the cache has {len(self._free)} of {self.num_blocks} blocks free and {num_blocks} are needed "
-                    f"({BLOCK_TOKENS} tokens each); raise kv_cache_bytes (now {self.num_blocks * self.block_bytes})"
-                )
-            taken = self._free[len(self._free) - num_blocks :]
-            del self._free[len(self._free) - num_blocks :]
-            return taken[::-1]
+                raise self._full(f"{num_blocks} are needed ({BLOCK_TOKENS} tokens each)")
+            return [heapq.heappop(self._free) for _ in range(num_blocks)]
 
-    def give_back(self, blocks: list[int]) -> None:
+    def take_state(self) -> int:
+        """Take the blocks of one recurrent state; the number of the first. They come from the high end, at multiples of their
+        number, so that states leave no gaps between each other."""
+        size = self.state_blocks
         with self._lock:
-            self._free.extend(reversed(blocks))
+            free = set(self._free)
+            for first in range(self.num_blocks - size, -1, -size):
+                if free.issuperset(range(first, first + size)):
+                    self._free = [block for block in self._free if not first <= block < first + size]
+                    heapq.heapify(self._free)
+                    return first
+            raise self._full(f"{size} consecutive ones are needed (the recurrent state of a sequence)")
+
+    def give_back(self, blocks: Iterable[int]) -> None:
+        with self._lock:
+            for block in blocks:
+                heapq.heappush(self._free, block)
+
+    def _full(self, needed: str) -> CacheFullError:
+        return CacheFullError(
+            f"the cache has {len(self._free)} of {self.num_blocks} blocks free and {needed}; "
+            f"raise kv_cache_bytes (now {self.num_blocks * self.block_bytes})"
+        )
 
 
 @dataclass(eq=False)
@@ -63,16 +84,44 @@ class Sequence:
     pool: StatePool
     length: int = 0
     blocks: list[int] = field(default_factory=list)
+    state: int | None = None  # first block of the recurrent state, where the model has such; what it holds belongs to `length`
 
     def reserve(self, num_positions: int) -> None:
         """Take blocks for positions up to num_positions; CacheFullError leaves it as it was."""
-        missing = -(-num_positions // BLOCK_TOKENS) - len(self.blocks)
-        if missing > 0:
-            self.blocks += self.pool.take(missing)
+        missing = max(0, -(-num_positions // BLOCK_TOKENS) - len(self.blocks))
+        taken = self.pool.take(missing)
+        if self.state is None and self.pool.state_blocks:
+            try:
+                self.state = self.pool.take_state()
+            except CacheFullError:
+                self.pool.give_back(taken)
+                raise
+        self.blocks += taken
 
     def free(self) -> None:
         self.pool.give_back(self.blocks)
-        self.blocks, self.length = [], 0
+        if self.state is not None:
+            self.pool.give_back(range(self.state, self.state + self.pool.state_blocks))
+        self.blocks, self.state, self.length = [], None, 0
+
+    def snapshot(self) -> "Sequence":
+        """A copy with blocks of its own, to restore from or to continue; free it when it is done with."""
+        copy = Sequence(self.pool)
+        copy.restore(self)
+        return copy
+
+    def restore(self, snapshot: "Sequence") -> None:
+        """Become a copy, bit for bit, of a sequence of the same pool. CacheFullError leaves it as it was."""
+        if snapshot.pool is not self.pool:
+            raise ValueError("the snapshot is of another pool")
+        self.reserve(snapshot.length)
+        held = self.pool.kv.memory.reshape(self.pool.num_blocks, -1)
+        for to, of in zip(self.blocks, snapshot.blocks[: -(-snapshot.length // BLOCK_TOKENS)], strict=False):
+            held[to] = held[of]
+        if snapshot.length and self.state is not None and snapshot.state is not None:
+            size = self.pool.state_blocks
+            held[self.state : self.state + size] = held[snapshot.state : snapshot.state + size]
+        self.length = snapshot.length
 
     def __enter__(self) -> "Sequence":
         return self
@@ -102,7 +151,8 @@ def run_step(
     """Run the program over the pieces and advance their sequences.
 
     logits: f32 [number of outputs, vocab_size], written in the order of the pieces. best: i32 [number of outputs], argmax of each
-    row, -1 where a logit is not finite. If it raises, no sequence has advanced.
+    row, -1 where a logit is not finite. If it raises, no sequence has advanced; recurrent state is updated in place and cannot go
+    back, so sequences that have such are then empty (length 0), to be computed again or restored from a snapshot.
     """
     counts = [len(piece.token_ids) for piece in pieces]
     starts = np.zeros(len(pieces) + 1, np.int32)
@@ -115,20 +165,28 @@ def run_step(
         row[: len(piece.sequence.blocks)] = piece.sequence.blocks
     positions = np.array([piece.sequence.length for piece in pieces], np.int32)
     out_rows = [int(starts[i]) + output for i, piece in enumerate(pieces) for output in piece.outputs]
+    states = [piece.sequence.state for piece in pieces]
     cos, sin = model.rope_tables(int((positions + counts).max()))
-    model.program.run(
-        np.concatenate([np.asarray(piece.token_ids, np.int32) for piece in pieces]),
-        starts,
-        positions,
-        tables,
-        np.array(out_rows, np.int32),
-        pieces[0].sequence.pool.kv,
-        cos,
-        sin,
-        output=logits,
-        argmax=best,
-        num_threads=num_threads,
-        op_seconds=op_seconds,
-    )
+    try:
+        model.program.run(
+            np.concatenate([np.asarray(piece.token_ids, np.int32) for piece in pieces]),
+            starts,
+            positions,
+            tables,
+            np.array(out_rows, np.int32),
+            pieces[0].sequence.pool.kv,
+            cos,
+            sin,
+            output=logits,
+            argmax=best,
+            num_threads=num_threads,
+            op_seconds=op_seconds,
+            state_blocks=None if None in states else np.array(states, np.int32),
+        )
+    except BaseException:
+        for piece in pieces:
+            if piece.sequence.state is not None:
+                piece.sequence.length = 0
+        raise
     for piece, count in zip(pieces, counts, strict=True):
         piece.sequence.length += count

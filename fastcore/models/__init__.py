@@ -20,6 +20,7 @@ __all__ = ["MODELS", "Model", "load_model", "record_model"]
 
 # model_type -> module of this package that records it
 MODELS = {
+    "falcon_h1": "falcon_h1",
     "llama": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",

@@ -34,6 +34,8 @@ def record_backbone(recorder: Recorder, config: ModelConfig, weights: Weights, p
     for layer in range(config.num_hidden_layers):
         name = f"{prefix}layers.{layer}."
         weights.ignore([f"{name}self_attn.rotary_emb.inv_freq"])
-        attention(recorder, buffers, config, weights, name, layer, qk_norm)
-        swiglu_mlp(recorder, buffers, config, weights, name)
+        norm = weights.vector(f"{name}input_layernorm.weight", config.hidden_size)
+        attention(recorder, buffers, config, weights, name, layer, norm=norm, qk_norm=qk_norm)
+        norm = weights.vector(f"{name}post_attention_layernorm.weight", config.hidden_size)
+        swiglu_mlp(recorder, buffers, config, weights, f"{name}mlp.", norm=norm)
     return buffers, embed_tokens
