@@ -6,8 +6,10 @@ import threading
 
 import numpy as np
 
+from fastcore.errors import NonFiniteError
+
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
@@ -110,16 +112,19 @@ cdef extern from "fastcore.h" nogil:
     void fc_softplus(const float *x, float *out, ptrdiff_t n)
     int64_t fc_argmax(const float *x, ptrdiff_t n)
     double fc_sum_exp(const float *x, ptrdiff_t n, float shift, float scale)
+    int fc_viterbi(const float *logits, int num_tokens, int num_labels, const float *transition_scores, const float *start,
+                   const float *end, float *score_scratch, uint8_t *back, int32_t *path)
     size_t fc_workspace_floats(const fc_program *program, int row_capacity, int segment_capacity, int num_threads)
     size_t fc_buffer_offset(const fc_program *program, int b, int row_capacity)
     int fc_run(const fc_program *program, const fc_step *step, int num_threads)
-    double fc_time_read(const void *data, size_t nbytes, int streams, int num_threads, uint64_t *checksum)
+    double fc_time_read(const void *data, size_t nbytes, int streams, int num_threads)
     double fc_flops_peak(int num_threads)
 
 BLOCK_TOKENS = FC_BLOCK_TOKENS
 SEGMENT_TOKENS = FC_SEGMENT_TOKENS
 MAX_HEAD_DIM = FC_MAX_HEAD_DIM
 MAX_THREADS = FC_MAX_THREADS
+MAX_LABELS = FC_MAX_LABELS
 
 DTYPES = {"f32": FC_F32, "bf16": FC_BF16, "f16": FC_F16}
 _STORAGE = {"f32": np.dtype(np.float32), "bf16": np.dtype(np.uint16), "f16": np.dtype(np.float16)}
@@ -220,15 +225,43 @@ def sum_exp(const float[::1] x not None, float shift, float scale) -> float:
     return total
 
 
+def viterbi(const float[:, ::1] logits not None, const float[:, ::1] transition_scores not None,
+            const float[::1] start_scores not None, const float[::1] end_scores not None) -> np.ndarray:
+    """The best path i32 [num_tokens] through logits [num_tokens, num_labels]: fc_viterbi in csrc/fastcore.h."""
+    cdef Py_ssize_t tokens = logits.shape[0], labels = logits.shape[1]
+    if not 0 < labels <= FC_MAX_LABELS or tokens > _MAX_POSITIONS:
+        raise ValueError(f"{tokens} tokens and {labels} labels; expected from 1 to {FC_MAX_LABELS} labels")
+    if (transition_scores.shape[0] != labels or transition_scores.shape[1] != labels or start_scores.shape[0] != labels
+            or end_scores.shape[0] != labels):
+        raise ValueError(f"scores [{transition_scores.shape[0]}, {transition_scores.shape[1]}], [{start_scores.shape[0]}] and "
+                         f"[{end_scores.shape[0]}] for {labels} labels")
+    if not all((np.asarray(scores) < np.inf).all() for scores in (transition_scores, start_scores, end_scores)):
+        raise ValueError("transition, start and end scores must be finite, or -inf where forbidden")
+    if not np.isfinite(logits).all():
+        raise NonFiniteError("the label logits hold NaN or infinity; expected finite numbers")
+    path = np.empty(tokens, np.int32)
+    if tokens == 0:
+        return path
+    cdef int32_t[::1] p = path
+    cdef float[::1] scratch = np.empty(2 * labels, np.float32)
+    cdef uint8_t[::1] back = np.empty(tokens * labels, np.uint8)
+    cdef int illegal
+    with nogil:
+        illegal = fc_viterbi(&logits[0, 0], tokens, labels, &transition_scores[0, 0], &start_scores[0], &end_scores[0],
+                             &scratch[0], &back[0], &p[0])
+    if illegal:
+        raise ValueError("no path through the labels is legal: check the transition, start and end scores")
+    return path
+
+
 def time_read(const uint8_t[::1] data not None, int streams, int num_threads) -> float:
     """Seconds for num_threads threads to read `data` once, in `streams` contiguous streams each."""
-    cdef uint64_t checksum = 0
     cdef double seconds
     _check_threads(num_threads)
     if streams < 1 or data.shape[0] < 64 * streams * num_threads:
         raise ValueError("streams must be positive and the data at least a cache line for each")
     with nogil:
-        seconds = fc_time_read(&data[0], data.shape[0], streams, num_threads, &checksum)
+        seconds = fc_time_read(&data[0], data.shape[0], streams, num_threads)
     return seconds
 
 
@@ -576,16 +609,21 @@ cdef class Program:
 
     def reserve(self, int rows, int positions, int num_threads) -> None:
         """Make the workspace large enough for steps of `rows` rows over contexts of `positions`; keeps it when it already is."""
+        with self._running:
+            self._grow(rows, positions, num_threads)
+
+    cdef int _grow(self, int rows, int positions, int num_threads) except -1:
         cdef int segments = (positions + FC_SEGMENT_TOKENS - 1) // FC_SEGMENT_TOKENS
         if (self._workspace is not None and rows <= self._row_capacity and segments <= self._segment_capacity
                 and num_threads <= self._threads):
-            return
+            return 0
         self._row_capacity = max(rows, self._row_capacity, 1)
         self._segment_capacity = max(segments, self._segment_capacity, 1)
         self._threads = max(num_threads, self._threads, 1)
         self._workspace = None
         floats = fc_workspace_floats(&self.c, self._row_capacity, self._segment_capacity, self._threads)
         self._workspace = _aligned(floats * 4, zero=False)
+        return 0
 
     @property
     def workspace_bytes(self) -> int:
@@ -677,7 +715,7 @@ cdef class Program:
         if not -1 <= num_ops <= self.c.num_ops:
             raise ValueError(f"{num_ops} ops of {self.c.num_ops}")
         with self._running:  # the workspace belongs to one step at a time
-            self.reserve(rows, longest, num_threads)
+            self._grow(rows, longest, num_threads)
             step.num_rows, step.num_seqs, step.num_out = rows, seqs, outs
             step.token_ids, step.seq_rows, step.seq_pos = &token_ids[0], &seq_rows[0], &seq_pos[0]
             if outs:
