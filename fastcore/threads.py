@@ -1,9 +1,50 @@
-"""How many threads to run: the one place that decides, from the affinity mask, the container's quota and the environment."""
+"""How many threads to run: decided here alone, from the affinity mask, the container's quota and the environment."""
 
 import os
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["default_num_threads", "resolve_num_threads"]
+__all__ = ["ThreadLimits", "default_num_threads", "resolve_num_threads", "thread_limits"]
+
+
+@dataclass(frozen=True)
+class ThreadLimits:
+    """What bounds the threads of this process, and the default number that follows from it.
+
+    cpus: logical CPUs in the affinity mask. cores: physical ones among them.
+    quota: CPUs that the container allows, None without a limit.
+    requested: by the environment variable `variable`.
+    is_worker: whether multiprocessing started this process, beside siblings that cannot be counted from here.
+    """
+
+    cpus: int
+    cores: int
+    quota: float | None
+    variable: str | None
+    requested: int | None
+    is_worker: bool
+
+    @property
+    def num_threads(self) -> int:
+        """min(affinity, quota rounded down, request), at least 1.
+
+        Without a request: one thread for each physical core, or a single one in a worker process.
+        """
+        available = self.cpus if self.quota is None else min(self.cpus, int(self.quota))
+        wanted = self.requested or (1 if self.is_worker else self.cores)
+        return max(1, min(available, wanted))
+
+    @property
+    def reason(self) -> str:
+        """The limit that decided, in words."""
+        if self.requested == self.num_threads:
+            return f"{self.variable}={self.requested}"
+        if self.requested is None and self.is_worker:
+            return "one in each worker process"
+        if self.quota is not None and int(self.quota) < min(self.cpus, self.requested or self.cores):
+            return f"the container's quota of {self.quota:g} CPUs"
+        return f"{self.cores} physical cores among the {self.cpus} CPUs that the process may use"
 
 
 def resolve_num_threads(num_threads: int | None) -> int:
@@ -11,25 +52,47 @@ def resolve_num_threads(num_threads: int | None) -> int:
     if num_threads is None:
         return default_num_threads()
     if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
-        raise ValueError(f"num_threads is {num_threads!r}; expected a whole number from 1, or None for the machine's default")
+        raise ValueError(
+            f"num_threads is {num_threads!r}; expected a whole number from 1, or None for the machine's default"
+        )
     return num_threads
 
 
 def default_num_threads(root: Path = Path("/")) -> int:
-    """FASTCORE_NUM_THREADS, else OMP_NUM_THREADS, else the physical cores that the affinity mask and the cgroup quota leave.
+    return thread_limits(root).num_threads
 
-    `root` is where /proc and /sys are looked for.
+
+def thread_limits(root: Path = Path("/")) -> ThreadLimits:
+    """Read the limits; a request comes from FASTCORE_NUM_THREADS, else OMP_NUM_THREADS.
+
+    root: where /proc and /sys are.
     """
-    for name in ("FASTCORE_NUM_THREADS", "OMP_NUM_THREADS"):
-        value = os.environ.get(name, "").split(",")[0].strip()
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    variable, requested = _request()
+    return ThreadLimits(
+        cpus=len(cpus),
+        cores=physical_cores(cpus, root),
+        quota=cgroup_quota(root),
+        variable=variable,
+        requested=requested,
+        is_worker=_is_worker(),
+    )
+
+
+def _request() -> tuple[str | None, int | None]:
+    for variable in ("FASTCORE_NUM_THREADS", "OMP_NUM_THREADS"):
+        value = os.environ.get(variable, "").split(",")[0].strip()
         if value:
             if not value.isdecimal() or int(value) < 1:
-                raise ValueError(f"{name} is {value!r}; expected a whole number from 1")
-            return int(value)
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    quota = cgroup_quota(root)
-    cores = physical_cores(cpus, root)
-    return max(1, cores if quota is None else min(cores, int(quota)))
+                raise ValueError(f"{variable} is {value!r}; expected a whole number from 1")
+            return variable, int(value)
+    return None, None
+
+
+def _is_worker() -> bool:
+    """Whether multiprocessing, or its copy multiprocess, started this process. Either is then loaded already."""
+    modules = (sys.modules.get(f"{package}.process") for package in ("multiprocessing", "multiprocess"))
+    return any(module is not None and module.parent_process() is not None for module in modules)
 
 
 def physical_cores(cpus: set[int], root: Path) -> int:

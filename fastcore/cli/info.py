@@ -1,0 +1,109 @@
+"""Show this machine, and with MODEL what it is and the memory it needs. Reads config and headers, not the weights."""
+
+import argparse
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+__all__ = ["configure", "run"]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", help="folder, .gguf or .fh1w file, hub id or named model")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    facts = {"machine": _machine()}
+    if args.model is not None:
+        facts["model"] = _model(args.model)
+    if args.json:
+        print(json.dumps(facts, ensure_ascii=False))
+    else:
+        print("\n".join(_lines(facts)))
+    return 0
+
+
+def _machine() -> dict[str, Any]:
+    from fastcore import __version__, _kernels
+    from fastcore.threads import thread_limits
+
+    limits = thread_limits()
+    return {
+        "fastcore": __version__,
+        "python": platform.python_version(),
+        "cpu": _cpu_name(),
+        "instruction_sets": list(_kernels.available_isas()),
+        "active_instruction_set": _kernels.active_isa(),
+        "threads": limits.num_threads,
+        "threads_reason": limits.reason,
+        "cpus": limits.cpus,
+        "cores": limits.cores,
+        "container_quota": limits.quota,
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _model(name: str) -> dict[str, Any]:
+    from fastcore.plan import plan_model
+    from fastcore.registry import resolve
+    from fastcore.threads import resolve_num_threads
+    from fastcore.tokenizer import Tokenizer
+
+    path = resolve(name)
+    plan = plan_model(path, resolve_num_threads(None))
+    config = plan.config
+    tokenizer = Tokenizer.from_folder(path)
+    return {
+        "path": str(path),
+        "model_type": config.model_type,
+        "parameters": plan.num_parameters,
+        "stored_parameters": plan.stored_parameters,
+        "num_hidden_layers": config.num_hidden_layers,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "tokenizer_vocab_size": tokenizer.vocab_size,
+        "chat_template": tokenizer.has_chat_template,
+        "weight_bytes": plan.weight_bytes,
+        "kv_bytes_per_token": plan.kv_bytes_per_token,
+        "workspace_bytes": plan.workspace_bytes,
+    }
+
+
+def _lines(facts: dict[str, dict[str, Any]]) -> list[str]:
+    lines = []
+    for name, section in facts.items():
+        lines.append(name)
+        for key, value in section.items():
+            lines.append(
+                f"  {key.replace('weight_bytes', 'weights').replace('_bytes', '').replace('_', ' '):24} {_shown(key, value)}"
+            )
+    return lines
+
+
+def _shown(key: str, value: Any) -> str:
+    """A value for people: sizes in MB or KB, large counts with separators, no for False."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(key, part)}" for name, part in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if value is None or isinstance(value, bool):
+        return "yes" if value else "no" if value is False else "none"
+    if "bytes" in key:
+        return f"{value / 1e6:.1f} MB" if value >= 1e6 else f"{value / 1e3:.1f} KB"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
