@@ -389,11 +389,11 @@ cdef class Program:
     cdef object _workspace
     cdef int _row_capacity, _segment_capacity, _threads, _first_output_op
     cdef object _running
-    cdef readonly list kinds
+    cdef readonly list kinds, weights  # of each op; None for one without weights
     cdef readonly int64_t state_bytes  # recurrent state of a sequence, all layers
 
     def __cinit__(self):
-        self._keep, self.widths, self.kinds = [], [], []
+        self._keep, self.widths, self.kinds, self.weights = [], [], [], []
         self.max_layer = self._first_output_op = -1
         self._running = threading.Lock()
 
@@ -524,6 +524,7 @@ cdef class Program:
         ops[self.c.num_ops] = op
         self.c.num_ops += 1
         self.kinds.append(kind)
+        self.weights.append(weights)
         self._workspace = None
         return self.c.num_ops - 1
 
