@@ -69,6 +69,15 @@ int64_t fc_argmax(const float *x, ptrdiff_t n);
 /* sum of exp((x - shift) * scale), over 16 lanes and a fixed tree. */
 double fc_sum_exp(const float *x, ptrdiff_t n, float shift, float scale);
 
+enum { FC_MAX_LABELS = 256 }; /* what a uint8_t of `back` can name */
+
+/* The labels path[num_tokens] with the highest sum of logits [num_tokens, num_labels], transition_scores [from][to], start and end
+ * scores [num_labels]; of equals, the lowest labels from the last token back. -INFINITY forbids; logits must be finite. Sums are f32:
+ * (score + transition) + logit, less the best score after every token. Scratch: score_scratch[2 * num_labels],
+ * back[num_tokens * num_labels]. 0, or non-zero when no path is legal. */
+int fc_viterbi(const float *logits, int num_tokens, int num_labels, const float *transition_scores, const float *start,
+               const float *end, float *score_scratch, uint8_t *back, int32_t *path);
+
 /* ---- the program */
 
 typedef enum {
@@ -175,7 +184,7 @@ int fc_run(const fc_program *program, const fc_step *step, int num_threads);
 /* ---- limits of the machine (measure.c) */
 
 /* Seconds for `num_threads` threads to read `bytes` from `data` in `streams` contiguous streams each: the machine's read limit. */
-double fc_time_read(const void *data, size_t bytes, int streams, int num_threads, uint64_t *checksum);
+double fc_time_read(const void *data, size_t bytes, int streams, int num_threads);
 /* FLOP/s of the f32 kernel on operands that stay in L1, over num_threads threads: the machine's compute limit. */
 double fc_flops_peak(int num_threads);
 /* A monotonic clock. */

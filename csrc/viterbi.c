@@ -3,8 +3,6 @@
 
 #include "fastcore.h"
 
-enum { MAX_LABELS = 256 }; /* what a uint8_t of `back` can name */
-
 /* Take the best score off all, so that sums stay small however long the text; nothing to take when all are -inf. */
 static void take_off_best(float *scores, int num_labels)
 {
@@ -28,13 +26,13 @@ static int32_t first_best(const float *scores, int num_labels)
     return best;
 }
 
-void fc_viterbi(const float *logits, int num_tokens, int num_labels, const float *transition_scores, const float *start,
-                const float *end, float *score_scratch, uint8_t *back, int32_t *path)
+int fc_viterbi(const float *logits, int num_tokens, int num_labels, const float *transition_scores, const float *start,
+               const float *end, float *score_scratch, uint8_t *back, int32_t *path)
 {
     float *scores = score_scratch, *next = score_scratch + num_labels;
-    int32_t from_best[MAX_LABELS];
+    int32_t from_best[FC_MAX_LABELS];
     if (num_tokens == 0) {
-        return;
+        return 0;
     }
     for (int to = 0; to < num_labels; to++) {
         scores[to] = start[to] + logits[to];
@@ -72,4 +70,5 @@ void fc_viterbi(const float *logits, int num_tokens, int num_labels, const float
     for (int token = num_tokens - 1; token > 0; token--) {
         path[token - 1] = back[(ptrdiff_t)token * num_labels + path[token]];
     }
+    return scores[path[num_tokens - 1]] > -INFINITY ? 0 : -1;
 }

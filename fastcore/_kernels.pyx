@@ -21,6 +21,7 @@ cdef extern from "fastcore.h" nogil:
         FC_MAX_HEAD_DIM
         FC_MAX_OPS
         FC_MAX_THREADS
+        FC_MAX_LABELS
         FC_MAX_D_CONV
         FC_BUFFER_OUTPUT
         FC_NO_BUFFER
@@ -235,8 +236,9 @@ def viterbi(const float[:, ::1] logits not None, const float[:, ::1] transition_
             or end_scores.shape[0] != labels):
         raise ValueError(f"scores [{transition_scores.shape[0]}, {transition_scores.shape[1]}], [{start_scores.shape[0]}] and "
                          f"[{end_scores.shape[0]}] for {labels} labels")
-    if not all((np.asarray(scores) < np.inf).all() for scores in (transition_scores, start_scores, end_scores)):
-        raise ValueError("transition, start and end scores must be finite, or -inf where forbidden")
+    for scores in np.asarray(transition_scores), np.asarray(start_scores), np.asarray(end_scores):
+        if not (scores < np.inf).all():
+            raise ValueError("transition, start and end scores must be finite, or -inf where forbidden")
     if not np.isfinite(logits).all():
         raise NonFiniteError("the label logits hold NaN or infinity; expected finite numbers")
     path = np.empty(tokens, np.int32)
