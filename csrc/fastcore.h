@@ -159,7 +159,7 @@ typedef struct {
     int32_t max_blocks;
     const int32_t *state_blocks; /* [num_seqs]: first block of each sequence's recurrent state, where a program has such */
     const int32_t *out_rows; /* [num_out] */
-    const float *rope_cos, *rope_sin; /* [positions, head_dim / 2] */
+    const float *rope_cos, *rope_sin; /* [num_rows, head_dim / 2] */
     float *output;                    /* [num_out, ld_output] */
     ptrdiff_t ld_output;
     int32_t *argmax; /* [num_out] or NULL */

@@ -164,8 +164,8 @@ static void process_heads(const team_member *m, const fc_op *op, range heads, fl
         const int32_t *blocks = block_table(step, seq);
         for (int r = step->seq_rows[seq]; r < step->seq_rows[seq + 1]; r++) {
             int position = step->seq_pos[seq] + r - step->seq_rows[seq];
-            const float *cos = step->rope_cos + (ptrdiff_t)position * (head_dim / 2);
-            const float *sin = step->rope_sin + (ptrdiff_t)position * (head_dim / 2);
+            const float *cos = step->rope_cos + (ptrdiff_t)r * (head_dim / 2);
+            const float *sin = step->rope_sin + (ptrdiff_t)r * (head_dim / 2);
             uint8_t *layer = kv->base + blocks[position / FC_BLOCK_TOKENS] * kv->block_bytes + op->layer * kv->layer_bytes;
             for (int h = heads.begin; h < heads.end; h++) {
                 float *x = src + r * ld + (ptrdiff_t)h * head_dim;

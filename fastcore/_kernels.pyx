@@ -649,7 +649,7 @@ cdef class Program:
         """Run one step.
 
         token_ids [num_rows]; seq_rows [num_seqs + 1] row bounds of each sequence; seq_pos [num_seqs] position of each first row;
-        block_tables [num_seqs, max_blocks]; out_rows [num_out]; rope_cos, rope_sin [positions, head_dim / 2];
+        block_tables [num_seqs, max_blocks]; out_rows [num_out]; rope_cos, rope_sin [num_rows, head_dim / 2];
         state_blocks [num_seqs] first of the consecutive blocks that hold state_bytes of recurrent state;
         output f32 [num_out, output width]; argmax [num_out] best ids (-1: not finite); op_seconds [num_ops] is added to.
         Raises what a signal handler raises while it runs; the sequences then hold partial state."""
@@ -683,9 +683,10 @@ cdef class Program:
                 for j in range((end + FC_BLOCK_TOKENS - 1) // FC_BLOCK_TOKENS):
                     if not 0 <= block_tables[i, j] < kv.num_blocks:
                         raise ValueError(f"sequence {i}: block {block_tables[i, j]} of {kv.num_blocks}")
-            if rope_cos.shape[0] < longest or rope_cos.shape[1] != self.head_dim // 2 or rope_sin.shape[0] < longest or (
+            if rope_cos.shape[0] != rows or rope_sin.shape[0] != rows or rope_cos.shape[1] != self.head_dim // 2 or (
                     rope_sin.shape[1] != self.head_dim // 2):
-                raise ValueError(f"rope tables of {rope_cos.shape[0]} positions, needed {longest}")
+                raise ValueError(f"rope_cos [{rope_cos.shape[0]}, {rope_cos.shape[1]}] and rope_sin [{rope_sin.shape[0]}, "
+                                 f"{rope_sin.shape[1]}], expected [{rows}, {self.head_dim // 2}]")
             step.kv, step.max_blocks = kv.c, block_tables.shape[1]
             step.block_tables = &block_tables[0, 0]
             step.rope_cos, step.rope_sin = &rope_cos[0, 0], &rope_sin[0, 0]

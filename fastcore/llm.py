@@ -268,7 +268,7 @@ class LLM:
         self, ids: Sequence[int], out: NDArray[np.float32] | None = None
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """(first position, logits of some rows) for all positions in order; written to `out` where given."""
-        with StateSequence(self.pool) as sequence:
+        with StateSequence(self.pool, prompt_length=len(ids)) as sequence:
             for start in range(0, len(ids), LOGIT_ROWS):
                 part = ids[start : start + LOGIT_ROWS]
                 rows = np.empty((len(part), self.config.vocab_size), np.float32) if out is None else out[start : start + len(part)]

@@ -1,9 +1,16 @@
 """Rotary position tables: frequencies in float64 by rope_type, as transformers defines them.
 
 Positions are never scaled: a rope_type changes the frequencies (and, for yarn, the length of the rotated vectors).
+
+With "dynamic" they follow the length of the sequence once it exceeds max_position_embeddings. What is in the cache
+stays as it was rotated, so each row has a length of its own: the prompt's length for every row of the prompt, and from
+there on the number of tokens up to and including the row. That is what transformers computes with its cache, and it
+does not depend on the pieces that a prompt is run in.
 """
 
 import math
+import threading
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,14 +18,15 @@ from fastcore.config import RopeConfig
 from fastcore.errors import UnsupportedModelError
 
 
-def inv_freq(rope: RopeConfig, head_dim: int, seq_len: int | None = None) -> tuple[np.ndarray, float]:
+def inv_freq(rope: RopeConfig, head_dim: int, seq_len: int | np.ndarray | None = None) -> tuple[np.ndarray, float]:
     """Angle per position of each pair: f64 [head_dim / 2], and the factor that scales cos and sin.
 
-    seq_len: length of the sequence, which counts for "dynamic" only; None is at most max_position_embeddings.
+    seq_len: length of the sequence, which counts for "dynamic" only; None is at most max_position_embeddings. An array
+    [num_rows, 1] of lengths gives [num_rows, head_dim / 2].
     """
     exponent = np.arange(0, head_dim, 2) / head_dim
     scaling = 1.0
-    theta = rope.rope_theta
+    theta: float | np.ndarray = rope.rope_theta
     if rope.rope_type == "dynamic":
         theta = _dynamic_theta(rope, head_dim, seq_len)
     frequencies = theta**-exponent
@@ -34,22 +42,68 @@ def inv_freq(rope: RopeConfig, head_dim: int, seq_len: int | None = None) -> tup
 
 
 def rope_tables(
-    rope: RopeConfig, head_dim: int, num_positions: int, seq_len: int | None = None
+    rope: RopeConfig, head_dim: int, num_positions: int, seq_len: int | None = None, first_position: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin of positions 0 to num_positions - 1: two f32 [num_positions, head_dim / 2], rounded from double.
+    """cos and sin of positions from first_position on: two f32 [num_positions, head_dim / 2], rounded from double.
 
     Pair i turns elements i and i + head_dim / 2 of a head. seq_len as for `inv_freq`.
     """
-    frequencies, scaling = inv_freq(rope, head_dim, seq_len)
-    angles = np.outer(np.arange(num_positions), frequencies)
+    positions = np.arange(first_position, first_position + num_positions)
+    return rope_rows(rope, head_dim, positions, np.full(num_positions, seq_len or 0))
+
+
+def rope_rows(
+    rope: RopeConfig, head_dim: int, positions: np.ndarray, seq_lens: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin of rows at `positions` of sequences of `seq_lens` tokens: two f32 [num_rows, head_dim / 2]."""
+    frequencies, scaling = inv_freq(rope, head_dim, seq_lens[:, None])
+    angles = positions[:, None] * frequencies
     return (np.cos(angles) * scaling).astype(np.float32), (np.sin(angles) * scaling).astype(np.float32)
 
 
-def _dynamic_theta(rope: RopeConfig, head_dim: int, seq_len: int | None) -> float:
+class RopeTable:
+    """cos and sin by position, computed once and grown as longer sequences come; safe to share between threads."""
+
+    def __init__(self, rope: RopeConfig, head_dim: int) -> None:
+        self._rope = rope
+        self._head_dim = head_dim
+        self._tables = rope_tables(rope, head_dim, 0)
+        self._lock = threading.Lock()
+
+    def rows(self, spans: Sequence[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray]:
+        """cos and sin of the rows of a step: two f32 [num_rows, head_dim / 2].
+
+        spans: of each sequence in order, the position of its first row, its number of rows, its prompt's length.
+        """
+        if len(spans) == 1:
+            return self._span(*spans[0])
+        cos, sin = zip(*[self._span(*span) for span in spans], strict=True)
+        return np.concatenate(cos), np.concatenate(sin)
+
+    def _span(self, first: int, count: int, prompt_length: int) -> tuple[np.ndarray, np.ndarray]:
+        end = first + count
+        if self._rope.rope_type == "dynamic" and max(end, prompt_length) > self._rope.max_position_embeddings:
+            positions = np.arange(first, end)
+            return rope_rows(self._rope, self._head_dim, positions, np.maximum(positions + 1, prompt_length))
+        cos, sin = self._tables if end <= len(self._tables[0]) else self._grow(end)
+        return cos[first:end], sin[first:end]
+
+    def _grow(self, num_positions: int) -> tuple[np.ndarray, np.ndarray]:
+        with self._lock:
+            have = len(self._tables[0])
+            if have < num_positions:
+                more = max(1024, have, num_positions - have)
+                added = rope_tables(self._rope, self._head_dim, more, first_position=have)
+                cos, sin = (np.concatenate(pair) for pair in zip(self._tables, added, strict=True))
+                self._tables = cos, sin
+            return self._tables
+
+
+def _dynamic_theta(rope: RopeConfig, head_dim: int, seq_len: int | np.ndarray | None) -> float | np.ndarray:
     """NTK scaling: the base grows with the length beyond max_position_embeddings and not before."""
     longest = rope.max_position_embeddings
-    stretch = max(seq_len or 0, longest) / longest
-    return rope.rope_theta * math.pow(rope.factor * stretch - (rope.factor - 1), head_dim / (head_dim - 2))
+    stretch = np.maximum(0 if seq_len is None else seq_len, longest) / longest
+    return rope.rope_theta * np.power(rope.factor * stretch - (rope.factor - 1), head_dim / (head_dim - 2))
 
 
 def _llama3(rope: RopeConfig, frequencies: np.ndarray) -> np.ndarray:

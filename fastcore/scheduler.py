@@ -134,7 +134,7 @@ class Scheduler:
     def _admit(self) -> None:
         """Start waiting requests in order while there is room for all they can need, so that a running one never runs out."""
         while self._waiting and len(self._running) < MAX_RUNNING:
-            sequence = Sequence(self.pool)
+            sequence = Sequence(self.pool, prompt_length=len(self._waiting[0].prompt_token_ids))
             try:
                 sequence.reserve(self._positions(self._waiting[0]))
             except CacheFullError:

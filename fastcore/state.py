@@ -79,12 +79,16 @@ class StatePool:
 
 @dataclass(eq=False)
 class Sequence:
-    """The state of one sequence: its blocks, and how many positions they hold. Use as a context manager, or call free."""
+    """The state of one sequence: its blocks, and how many positions they hold. Use as a context manager, or call free.
+
+    prompt_length: tokens of the prompt, which "dynamic" rotary positions follow; 0 is the number of tokens first run.
+    """
 
     pool: StatePool
     length: int = 0
     blocks: list[int] = field(default_factory=list)
     state: int | None = None  # first block of the recurrent state, where the model has such; what it holds belongs to `length`
+    prompt_length: int = 0
 
     def reserve(self, num_positions: int) -> None:
         """Take blocks for positions up to num_positions; CacheFullError leaves it as it was."""
@@ -102,7 +106,7 @@ class Sequence:
         self.pool.give_back(self.blocks)
         if self.state is not None:
             self.pool.give_back(range(self.state, self.state + self.pool.state_blocks))
-        self.blocks, self.state, self.length = [], None, 0
+        self.blocks, self.state, self.length, self.prompt_length = [], None, 0, 0
 
     def snapshot(self) -> "Sequence":
         """A copy with blocks of its own, to restore from or to continue; free it when it is done with."""
@@ -121,7 +125,7 @@ class Sequence:
         if snapshot.length and self.state is not None and snapshot.state is not None:
             size = self.pool.state_blocks
             held[self.state : self.state + size] = held[snapshot.state : snapshot.state + size]
-        self.length = snapshot.length
+        self.length, self.prompt_length = snapshot.length, snapshot.prompt_length
 
     def __enter__(self) -> "Sequence":
         return self
@@ -166,7 +170,11 @@ def run_step(
     positions = np.array([piece.sequence.length for piece in pieces], np.int32)
     out_rows = [int(starts[i]) + output for i, piece in enumerate(pieces) for output in piece.outputs]
     states = [piece.sequence.state for piece in pieces]
-    cos, sin = model.rope_tables(int((positions + counts).max()))
+    spans = [
+        (piece.sequence.length, count, piece.sequence.prompt_length or count)
+        for piece, count in zip(pieces, counts, strict=True)
+    ]
+    cos, sin = model.rope.rows(spans)
     try:
         model.program.run(
             np.concatenate([np.asarray(piece.token_ids, np.int32) for piece in pieces]),
@@ -188,5 +196,5 @@ def run_step(
             if piece.sequence.state is not None:
                 piece.sequence.length = 0
         raise
-    for piece, count in zip(pieces, counts, strict=True):
-        piece.sequence.length += count
+    for piece, (first, count, prompt_length) in zip(pieces, spans, strict=True):
+        piece.sequence.length, piece.sequence.prompt_length = first + count, prompt_length

@@ -207,7 +207,8 @@ def test_heads_are_normalised_rotated_and_cached(isa: str, head_dim: int, with_n
     q_norm, k_norm = (normal(head_dim, seed=seed) if with_norm else None for seed in (1, 2))
     heads = Heads(num_heads, num_kv_heads, head_dim, 1, True, q_norm, k_norm, eps=1e-5, key_scale=0.39)
     x, weight = normal(rows, 20), normal(width, 20, seed=3) / 4
-    cos, sin = rope_tables(40, head_dim)
+    at = np.concatenate([np.arange(p, p + n) for p, n in zip(positions, lengths, strict=True)])
+    cos, sin = (table[at] for table in rope_tables(40, head_dim))
     blocks = np.array([[4, 2], [0, 0]], np.int32)
     kv = KVBlocks(2, num_kv_heads, head_dim, kv_dtype, 5)
     recorder = Recorder()
@@ -224,8 +225,7 @@ def test_heads_are_normalised_rotated_and_cached(isa: str, head_dim: int, with_n
     if with_norm:  # the norm of a head whose numbers nearly vanish magnifies their error
         error[:, :-num_kv_heads] /= np.sqrt((plain**2).mean(-1, keepdims=True) + 1e-5)[:, :-num_kv_heads] / 3
         q, k = ops.rms_norm(q, q_norm, 1e-5), ops.rms_norm(k, k_norm, 1e-5)
-    at = np.concatenate([np.arange(p, p + n) for p, n in zip(positions, lengths, strict=True)])
-    q, k = ops.rope(q, cos[at], sin[at]), ops.rope(np.float32(0.39) * k, cos[at], sin[at])
+    q, k = ops.rope(q, cos, sin), ops.rope(np.float32(0.39) * k, cos, sin)
     expected = np.concatenate([q, k, v], axis=1)
     rotated = (tolerances.NORM + tolerances.ROPE) * np.linalg.norm(expected, axis=-1, keepdims=True)
     assert_within(found, expected, 1.5 * error.max(-1, keepdims=True) + rotated)
@@ -272,10 +272,12 @@ def attention_case(
         recorder._barrier({src}, {src, ("kv", 0)})
         recorder.attention(src, dst, shape)
         rows = qkv.reshape(length, -1)
-        options = {"kv": kv, "blocks": blocks, "cos": still[0], "sin": still[1], "num_threads": num_threads}
+        options = {"kv": kv, "blocks": blocks, "num_threads": num_threads}
         if queries < length:
-            run_rows(recorder, {src: rows[:-queries]}, num_ops=1, **options)
-        run_rows(recorder, {src: rows[-queries:]}, positions=[length - queries], **options)
+            earlier = {"cos": still[0][queries:], "sin": still[1][queries:]}
+            run_rows(recorder, {src: rows[:-queries]}, num_ops=1, **earlier, **options)
+        now = {"cos": still[0][:queries], "sin": still[1][:queries]}
+        run_rows(recorder, {src: rows[-queries:]}, positions=[length - queries], **now, **options)
         return recorder.program.buffer(dst, queries).reshape(queries, num_heads, head_dim).copy()
 
     q, k, v = np.split(qkv, [num_heads, num_heads + num_kv_heads], axis=1)

@@ -1,19 +1,15 @@
 """The architectures, by model_type, and loading: config, weights and a recorded program become one immutable Model."""
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fastcore._kernels import Program
 from fastcore.config import ModelConfig
 from fastcore.errors import UnsupportedModelError
 from fastcore.program import Recorder
-from fastcore.rope import rope_tables
+from fastcore.rope import RopeTable
 from fastcore.weights import Weights
 
 __all__ = ["MODELS", "Model", "load_model", "record_model"]
@@ -29,7 +25,7 @@ MODELS = {
 
 @dataclass
 class Model:
-    """A recorded program with its packed weights. Shared freely: only rope tables grow, under a lock.
+    """A recorded program with its packed weights. Shared freely: only the rope table grows, under a lock.
 
     weight_bytes: of everything packed, each matrix counted once.
     """
@@ -37,17 +33,10 @@ class Model:
     config: ModelConfig
     program: Program
     weight_bytes: int
-    _cos: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32), repr=False)
-    _sin: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32), repr=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    rope: RopeTable = field(init=False, repr=False)
 
-    def rope_tables(self, num_positions: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """cos and sin, f32 [at least num_positions, head_dim / 2]."""
-        with self._lock:
-            if len(self._cos) < num_positions:
-                size = max(1024, 2 * len(self._cos), num_positions)
-                self._cos, self._sin = rope_tables(self.config.rope, self.config.head_dim, size)
-            return self._cos, self._sin
+    def __post_init__(self) -> None:
+        self.rope = RopeTable(self.config.rope, self.config.head_dim)
 
 
 def load_model(path: Path, dtype: str = "auto", num_threads: int = 1) -> Model:
