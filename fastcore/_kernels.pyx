@@ -516,9 +516,9 @@ cdef class Program:
         if self._first_output_op < 0 and FC_BUFFER_OUTPUT in ((src,) if kind == "argmax" else (dst,) if kind == "linear" else ()):
             self._first_output_op = self.c.num_ops
 
-        return self._append(op, kind)
+        return self._append(op, kind, weights)
 
-    cdef int _append(self, fc_op op, str kind) except -1:
+    cdef int _append(self, fc_op op, str kind, PackedLinear weights=None) except -1:
         cdef fc_op *ops = <fc_op *>realloc(self._ops, (self.c.num_ops + 1) * sizeof(fc_op))
         if ops == NULL:
             raise MemoryError
