@@ -87,12 +87,11 @@ def _model(name: str) -> dict[str, Any]:
 
 def _lines(facts: dict[str, dict[str, Any]]) -> list[str]:
     lines = []
-    for name, section in facts.items():
-        lines.append(name)
-        for key, value in section.items():
-            lines.append(
-                f"  {key.replace('weight_bytes', 'weights').replace('_bytes', '').replace('_', ' '):24} {_shown(key, value)}"
-            )
+    for section, values in facts.items():
+        lines.append(section)
+        for key, value in values.items():
+            name = key.replace("weight_bytes", "weights").replace("_bytes", "").replace("_", " ")
+            lines.append(f"  {name:24} {_shown(key, value)}")
     return lines
 
 
