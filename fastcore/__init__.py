@@ -1,6 +1,15 @@
 """Small language models on the CPU, straight from their published checkpoints."""
 
+import os
 from importlib import import_module
+
+# Another project installs an import package of this name: a folder with the files of both is neither.
+_strangers = [name for name in ("_modidx.py", "basics.py", "foundation.py") if os.path.exists(f"{__path__[0]}/{name}")]
+if _strangers:
+    raise ImportError(
+        f"{__path__[0]} holds files of another project named fastcore ({', '.join(_strangers)}) beside fastcore-engine's; "
+        "the two cannot share an environment. Run: pip uninstall fastcore fastcore-engine; pip install fastcore-engine"
+    )
 
 _HOMES = {
     "LLM": "llm",
@@ -8,20 +17,16 @@ _HOMES = {
     "SamplingParams": "sampling",
     "TokenClassifier": "classify",
     "from_transformers": "llm",
-} | {
-    name: "errors"
-    for name in (
-        "CacheFullError",
-        "ChatTemplateError",
-        "CheckpointError",
-        "ContextLengthError",
-        "Error",
-        "MissingPackageError",
-        "MissingShardError",
-        "ModelNotFoundError",
-        "NonFiniteError",
-        "UnsupportedModelError",
-    )
+    "CacheFullError": "errors",
+    "ChatTemplateError": "errors",
+    "CheckpointError": "errors",
+    "ContextLengthError": "errors",
+    "Error": "errors",
+    "MissingPackageError": "errors",
+    "MissingShardError": "errors",
+    "ModelNotFoundError": "errors",
+    "NonFiniteError": "errors",
+    "UnsupportedModelError": "errors",
 }
 
 __version__ = "0.1.0"
