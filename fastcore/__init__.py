@@ -7,8 +7,9 @@ from importlib import import_module
 _strangers = [name for name in ("_modidx.py", "basics.py", "foundation.py") if os.path.exists(f"{__path__[0]}/{name}")]
 if _strangers:
     raise ImportError(
-        f"{__path__[0]} holds files of another project named fastcore ({', '.join(_strangers)}) beside fastcore-engine's; "
-        "the two cannot share an environment. Run: pip uninstall fastcore fastcore-engine; pip install fastcore-engine"
+        f"{__path__[0]} holds files of another project named fastcore ({', '.join(_strangers)}) beside those of "
+        "fastcore-engine; the two cannot share an environment. Run `pip uninstall fastcore fastcore-engine`, then install "
+        "fastcore-engine again"
     )
 
 _HOMES = {
