@@ -20,18 +20,23 @@ typedef struct {
     uint64_t sums[256];
 } read_job;
 
+/* A cache line that stays in registers whatever the instruction set, and the bytes taken of a stream at a time. */
+typedef uint64_t lanes __attribute__((vector_size(64)));
+enum { STRIDE = 256 };
+
 static void read_range(void *data, int thread, int num_threads)
 {
     read_job *job = (read_job *)data;
-    size_t part = job->bytes / (size_t)num_threads / (size_t)job->streams / 64 * 64;
+    size_t part = job->bytes / (size_t)num_threads / (size_t)job->streams / STRIDE * STRIDE;
     const uint8_t *base = job->data + part * (size_t)job->streams * (size_t)thread;
-    uint64_t sum[8] = {0};
-    for (size_t i = 0; i < part; i += 64) {
+    lanes sum = {0};
+    for (size_t i = 0; i + STRIDE <= part; i += STRIDE) {
         for (int s = 0; s < job->streams; s++) {
-            uint64_t line[8];
-            memcpy(line, base + (size_t)s * part + i, sizeof line);
-            for (int j = 0; j < 8; j++) {
-                sum[j] += line[j];
+            const uint8_t *at = base + (size_t)s * part + i;
+            for (size_t j = 0; j < STRIDE; j += sizeof(lanes)) {
+                lanes line;
+                memcpy(&line, at + j, sizeof line);
+                sum += line;
             }
         }
     }

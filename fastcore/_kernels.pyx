@@ -260,8 +260,8 @@ def time_read(const uint8_t[::1] data not None, int streams, int num_threads) ->
     """Seconds for num_threads threads to read `data` once, in `streams` contiguous streams each."""
     cdef double seconds
     _check_threads(num_threads)
-    if streams < 1 or data.shape[0] < 64 * streams * num_threads:
-        raise ValueError("streams must be positive and the data at least a cache line for each")
+    if streams < 1 or data.shape[0] < 256 * streams * num_threads:
+        raise ValueError("streams must be positive and the data at least 256 bytes for each")
     with nogil:
         seconds = fc_time_read(&data[0], data.shape[0], streams, num_threads)
     return seconds
