@@ -8,8 +8,8 @@ _strangers = [name for name in ("_modidx.py", "basics.py", "foundation.py") if o
 if _strangers:
     raise ImportError(
         f"{__path__[0]} holds files of another project named fastcore ({', '.join(_strangers)}) beside those of "
-        "fastcore-engine; the two cannot share an environment. Run `pip uninstall fastcore fastcore-engine`, then install "
-        "fastcore-engine again"
+        "fastcore-engine; the two cannot share an environment. Run `pip uninstall fastcore fastcore-engine`, then "
+        "install fastcore-engine again"
     )
 
 _HOMES = {
