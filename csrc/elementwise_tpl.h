@@ -174,31 +174,46 @@ static void FC_NAME(embed_row)(const void *panels, int dtype, int k, int row, fl
     }
 }
 
+/* Largest of n <= 1024 values. */
+static inline float FC_NAME(largest)(const float *x, ptrdiff_t n, p16 *nan)
+{
+    p16 best = p16_set1(x[0]), best2 = best;
+    ptrdiff_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        p16 a = p16_load(x + i), b = p16_load(x + i + 16);
+        best = p16_max(best, a);
+        best2 = p16_max(best2, b);
+        *nan = p16_fma(p16_add(p16_mul(a, p16_zero()), b), p16_zero(), *nan); /* 0 * x is 0 for finite x only */
+    }
+    for (; i < n; i++) {
+        best = p16_max(best, p16_set1(x[i]));
+        *nan = p16_fma(p16_set1(x[i]), p16_zero(), *nan);
+    }
+    return FC_NAME(max16)(p16_max(best, best2));
+}
+
 static float FC_NAME(argmax)(const float *x, ptrdiff_t n, ptrdiff_t *index, int *finite)
 {
-    p16 best = p16_set1(x[0]), nan = p16_zero();
-    for (ptrdiff_t i = 0; i < n; i += 16) {
-        p16 v = n - i >= 16 ? p16_load(x + i) : p16_set1(x[i]);
-        if (n - i < 16) {
-            for (ptrdiff_t j = i; j < n; j++) {
-                v = p16_max(v, p16_set1(x[j]));
-                nan = p16_fma(p16_set1(x[j]), p16_zero(), nan);
-            }
+    enum { CHUNK = 1024 };
+    p16 nan = p16_zero();
+    float value = x[0];
+    ptrdiff_t chunk = 0;
+    for (ptrdiff_t i = 0; i < n; i += CHUNK) {
+        float largest = FC_NAME(largest)(x + i, n - i < CHUNK ? n - i : CHUNK, &nan);
+        if (largest > value) {
+            value = largest;
+            chunk = i;
         }
-        best = p16_max(best, v);
-        nan = p16_fma(v, p16_zero(), nan); /* 0 * x is 0 for finite x only */
     }
-    float value = FC_NAME(max16)(best);
+    *index = 0;
     if (!(FC_NAME(sum16)(nan) == 0.0f)) {
         *finite = 0;
-        *index = 0;
         return value;
     }
-    ptrdiff_t i = 0;
-    while (x[i] != value) {
-        i++;
+    while (x[chunk] != value) {
+        chunk++;
     }
-    *index = i;
+    *index = chunk;
     return value;
 }
 

@@ -14,12 +14,14 @@ FC_DEFINE_TILE(5, 2)
 FC_DEFINE_TILE(6, 1)
 FC_DEFINE_TILE(6, 2)
 
-static void FC_GEMM(const float *x, ptrdiff_t ld_x, int rows, const void *weights, ptrdiff_t panel_bytes,
-                                              ptrdiff_t k_bytes, int panels, int num_k, float *acc, ptrdiff_t ld_acc, int first)
+/* All rows over panels that stay in cache together. Each of the tiles brings its share of the next panels on their way. */
+static inline void FC_GEMM_PANELS(const float *x, ptrdiff_t ld_x, int rows, const uint8_t *w, ptrdiff_t panel_bytes,
+                                  ptrdiff_t k_bytes, int panels, int num_k, float *acc, ptrdiff_t ld_acc, int first)
 {
-    const uint8_t *w = (const uint8_t *)weights;
     int tiles = (rows + 5) / 6;
-    for (int t = 0; t < tiles; t++) { /* tiles of nearly equal height */
+    ptrdiff_t ahead_bytes = 4 * k_bytes / tiles;
+    const uint8_t *ahead = w + panels * panel_bytes;
+    for (int t = 0; t < tiles; t++) { /* of nearly equal height */
         int height = rows / (tiles - t) + (rows % (tiles - t) != 0);
         ptrdiff_t p = 0;
         switch (height) {
@@ -27,14 +29,11 @@ static void FC_GEMM(const float *x, ptrdiff_t ld_x, int rows, const void *weight
             while (panels - p >= 4) {
                 FC_RUN_TILE(1, 4);
             }
-            if (panels - p >= 2) { /* a lone panel cannot hide the latency of its chain: take the rest together */
-                if (panels - p == 3) {
-                    FC_RUN_TILE(1, 3);
-                } else {
-                    FC_RUN_TILE(1, 2);
-                }
-            }
-            while (p < panels) {
+            if (panels - p == 3) { /* a lone panel cannot hide the latency of its chain: the rest goes together */
+                FC_RUN_TILE(1, 3);
+            } else if (panels - p == 2) {
+                FC_RUN_TILE(1, 2);
+            } else if (panels - p == 1) {
                 FC_RUN_TILE(1, 1);
             }
             break;
@@ -47,6 +46,19 @@ static void FC_GEMM(const float *x, ptrdiff_t ld_x, int rows, const void *weight
         x += height * ld_x;
         acc += height * ld_acc;
         rows -= height;
+        ahead += num_k / 4 * ahead_bytes;
+    }
+}
+
+static void FC_GEMM(const float *x, ptrdiff_t ld_x, int rows, const void *weights, ptrdiff_t panel_bytes, ptrdiff_t k_bytes,
+                    int panels, int num_k, float *acc, ptrdiff_t ld_acc, int first)
+{
+    enum { CACHED_BYTES = 128 * 1024 };
+    const uint8_t *w = (const uint8_t *)weights;
+    int together = rows <= 6 || panel_bytes * panels <= CACHED_BYTES ? panels : 1;
+    for (int p = 0; p < panels; p += together) {
+        FC_GEMM_PANELS(x, ld_x, rows, w + p * panel_bytes, panel_bytes, k_bytes, panels - p < together ? panels - p : together, num_k,
+                       acc + (ptrdiff_t)p * 16, ld_acc, first);
     }
 }
 #undef FC_DTYPE

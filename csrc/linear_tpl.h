@@ -38,10 +38,17 @@
     p16 v##p = FC_LOAD(w##p);       \
     w##p += k_bytes;
 
+#define FC_ONE_K(R, P)                                         \
+    {                                                          \
+        FC_PANELS_UP_TO_##P(FC_LOAD_W) FC_ROWS_##R(FC_STEP, P) \
+        k++;                                                   \
+    }
+
+/* `ahead` is touched as the tile runs, ahead_bytes every four k: the weights of a later tile, on their way from memory. */
 #define FC_DEFINE_TILE(R, P)                                                                                         \
     static inline void FC_TILE(R, P)(const float *restrict x, ptrdiff_t ld_x, const uint8_t *restrict w,             \
                                      ptrdiff_t panel_bytes, ptrdiff_t k_bytes, int num_k, float *restrict acc,       \
-                                     ptrdiff_t ld_acc, int first)                                                    \
+                                     ptrdiff_t ld_acc, int first, const uint8_t *ahead, ptrdiff_t ahead_bytes)       \
     {                                                                                                                \
         (void)panel_bytes;                                                                                           \
         (void)ld_x;                                                                                                  \
@@ -53,15 +60,22 @@
         {                                                                                                            \
             FC_GRID_##P(R, FC_RESUME)                                                                                \
         }                                                                                                            \
-        for (ptrdiff_t k = 0; k < num_k; k++) {                                                                      \
-            FC_PANELS_UP_TO_##P(FC_LOAD_W) FC_ROWS_##R(FC_STEP, P)                                                   \
+        ptrdiff_t k = 0;                                                                                             \
+        for (; k + 4 <= num_k; ahead += ahead_bytes) {                                                               \
+            __builtin_prefetch(ahead);                                                                               \
+            FC_ONE_K(R, P) FC_ONE_K(R, P) __builtin_prefetch(ahead + ahead_bytes / 2);                               \
+            FC_ONE_K(R, P) FC_ONE_K(R, P)                                                                            \
+        }                                                                                                            \
+        while (k < num_k) {                                                                                          \
+            FC_ONE_K(R, P)                                                                                           \
         }                                                                                                            \
         FC_GRID_##P(R, FC_WRITE)                                                                                     \
     }
 
 /* The panels of R rows: P at a time, then the rest one by one (for one row, the rest at once: it must hide latency alone). */
 #define FC_RUN_TILE(R, P)                                                                                            \
-    FC_TILE(R, P)(x, ld_x, w + p *panel_bytes, panel_bytes, k_bytes, num_k, acc + p * 16, ld_acc, first);            \
+    FC_TILE(R, P)(x, ld_x, w + p *panel_bytes, panel_bytes, k_bytes, num_k, acc + p * 16, ld_acc, first,             \
+                  ahead + p * panel_bytes, ahead_bytes);                                                             \
     p += P
 
 #define FC_CASE(R, P)             \
@@ -83,6 +97,9 @@
 #define FC_GEMM__(dtype) FC_NAME(gemm_##dtype)
 #define FC_GEMM_(dtype) FC_GEMM__(dtype)
 #define FC_GEMM FC_GEMM_(FC_DTYPE)
+#define FC_GEMM_PANELS__(dtype) gemm_panels_##dtype
+#define FC_GEMM_PANELS_(dtype) FC_GEMM_PANELS__(dtype)
+#define FC_GEMM_PANELS FC_GEMM_PANELS_(FC_DTYPE)
 
 #define FC_DTYPE f32
 #include "linear_dtype_tpl.h"

@@ -12,6 +12,7 @@ enum {
     PANELS_FEW = 16,
     PANELS_MANY = 2,
     SPLIT_TOKENS = 4,  /* sequences with more rows than this in a step do not split their context over threads */
+    NO_COLUMNS = -2,   /* the id of a thread that had no columns to look at */
     SPLIT_ROWS = 16,   /* rows of a step whose context may be split */
 };
 
@@ -31,7 +32,13 @@ typedef struct {
     float *scratch;
 } team_member;
 
-/* ---- memory: the buffers, then a shared norm buffer, then attention partials, then one scratch per thread */
+/* The best of the columns that one thread looked at. */
+typedef struct {
+    float value;
+    int32_t index; /* -1: some value is not finite */
+} best_id;
+
+/* ---- memory: the buffers, a shared norm buffer, attention partials, each thread's best ids, one scratch per thread */
 
 static size_t widest(const fc_program *program)
 {
@@ -62,6 +69,11 @@ static size_t partial_floats(const fc_program *program, int segment_capacity)
     return most * SPLIT_ROWS * (size_t)segment_capacity;
 }
 
+static size_t best_floats(int row_capacity, int num_threads)
+{
+    return (size_t)row_capacity * (size_t)num_threads * (sizeof(best_id) / sizeof(float));
+}
+
 static size_t scratch_floats(const fc_program *program, int row_capacity)
 {
     size_t norm = NORM_ROWS * widest(program);
@@ -78,7 +90,8 @@ static size_t scratch_floats(const fc_program *program, int row_capacity)
 size_t fc_workspace_floats(const fc_program *program, int row_capacity, int segment_capacity, int num_threads)
 {
     return fc_buffer_offset(program, program->num_buffers, row_capacity) + widest(program) * (size_t)row_capacity +
-           partial_floats(program, segment_capacity) + 64 + scratch_floats(program, row_capacity) * (size_t)num_threads;
+           partial_floats(program, segment_capacity) + best_floats(row_capacity, num_threads) + 64 +
+           scratch_floats(program, row_capacity) * (size_t)num_threads;
 }
 
 static float *shared_norm(const team_member *m)
@@ -90,6 +103,11 @@ static float *shared_norm(const team_member *m)
 static float *partials(const team_member *m)
 {
     return shared_norm(m) + widest(m->run->program) * (size_t)m->step->row_capacity;
+}
+
+static best_id *bests(const team_member *m)
+{
+    return (best_id *)(partials(m) + partial_floats(m->run->program, m->step->segment_capacity));
 }
 
 static float *buffer(const team_member *m, int b, ptrdiff_t *ld)
@@ -372,6 +390,7 @@ static void run_attention(const team_member *m, const fc_op *op, int op_index)
     }
 }
 
+/* Each thread looks at its columns of every row; the lowest index of equals wins, as columns are merged in order. */
 static void run_argmax(const team_member *m, const fc_op *op)
 {
     if (!m->step->argmax) {
@@ -379,9 +398,29 @@ static void run_argmax(const team_member *m, const fc_op *op)
     }
     ptrdiff_t ld;
     const float *src = buffer(m, op->src, &ld);
+    range columns = share(m, op->n);
+    best_id *found = bests(m);
+    for (int r = 0; r < m->step->num_out; r++) {
+        best_id best = {0, NO_COLUMNS};
+        if (columns.end > columns.begin) {
+            int finite = 1;
+            ptrdiff_t index = 0;
+            best.value = fc_active->argmax(src + r * ld + columns.begin, columns.end - columns.begin, &index, &finite);
+            best.index = finite ? (int32_t)index + columns.begin : -1;
+        }
+        found[r * m->num_threads + m->thread] = best;
+    }
+    meet(m);
     range rows = share(m, m->step->num_out);
     for (int r = rows.begin; r < rows.end; r++) {
-        m->step->argmax[r] = (int32_t)fc_argmax(src + r * ld, op->n);
+        best_id best = {0, NO_COLUMNS};
+        for (int t = 0; t < m->num_threads; t++) {
+            best_id next = found[r * m->num_threads + t];
+            if (best.index == NO_COLUMNS || next.index == -1 || (best.index >= 0 && next.index >= 0 && next.value > best.value)) {
+                best = next;
+            }
+        }
+        m->step->argmax[r] = best.index;
     }
 }
 
@@ -540,7 +579,7 @@ static void run_thread(void *data, int thread, int num_threads)
     const fc_program *program = run->program;
     const fc_step *step = run->step;
     team_member m = {run, step, thread, num_threads, NULL};
-    m.scratch = partials(&m) + partial_floats(program, step->segment_capacity);
+    m.scratch = (float *)bests(&m) + best_floats(step->row_capacity, num_threads);
     m.scratch += (64 - (m.scratch - step->workspace) % 64) + scratch_floats(program, step->row_capacity) * (size_t)thread;
     double last = thread == 0 ? fc_seconds() : 0.0, polled = last;
     for (int i = 0; i < run->num_ops; i++) {
