@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcore.errors import NonFiniteError, UnsupportedModelError
+from fastcore._kernels import MAX_LABELS, viterbi
+from fastcore.errors import UnsupportedModelError
 
 __all__ = [
     "OPERATING_POINTS",
@@ -77,6 +78,8 @@ class Labels:
                 raise UnsupportedModelError(
                     f"label {index} is {name!r}; expected 'O', or B-, I-, E- or S- followed by an entity type"
                 )
+        if len(self.names) > MAX_LABELS:
+            raise UnsupportedModelError(f"{len(self.names)} labels; supported: up to {MAX_LABELS}")
         if "O" not in self.names:
             raise UnsupportedModelError(f"none of the {len(self.names)} labels is 'O', for tokens outside entities")
         twice = sorted({name for name in self.names if self.names.count(name) > 1})
@@ -181,44 +184,6 @@ def operating_point(choice: str | tuple[float, float] | None, shipped: Operating
     if len(choice) != 2 or not all(math.isfinite(bias) for bias in choice):
         raise ValueError(f"operating_point is {choice!r}; expected two finite biases (b_bias, e_bias)")
     return OperatingPoint(float(choice[0]), float(choice[1]))
-
-
-# ---- The best path
-
-
-def viterbi(
-    logits: NDArray[np.float32],
-    transition_scores: NDArray[np.float32],
-    start_scores: NDArray[np.float32],
-    end_scores: NDArray[np.float32],
-) -> NDArray[np.int32]:
-    """The labels [num_tokens] with the highest sum of logits, transition, start and end scores; ties: the lowest label.
-
-    logits f32 [num_tokens, num_labels], transition_scores f32 [from, to], start_scores and end_scores f32 [num_labels];
-    -inf forbids. All sums are f32, in this order: (score + transition) + logit, less the best score after every token,
-    so that a long text loses no precision.
-    """
-    num_tokens, num_labels = logits.shape
-    path = np.zeros(num_tokens, np.int32)
-    if num_tokens == 0:
-        return path
-    if not np.isfinite(logits).all():
-        raise NonFiniteError("the label logits hold NaN or infinity; expected finite numbers")
-    came_from = np.zeros((num_tokens, num_labels), np.int32)
-    scores = start_scores + logits[0]
-    scores -= max(scores.max(), np.finfo(np.float32).min)
-    for token in range(1, num_tokens):
-        candidates = scores[:, None] + transition_scores
-        came_from[token] = candidates.argmax(axis=0)
-        scores = candidates.max(axis=0) + logits[token]
-        scores -= max(scores.max(), np.finfo(np.float32).min)
-    scores = scores + end_scores
-    path[-1] = scores.argmax()
-    if scores[path[-1]] == -np.inf:
-        raise ValueError("no path through the labels is legal: check the transition, start and end scores")
-    for token in range(num_tokens - 1, 0, -1):
-        path[token - 1] = came_from[token, path[token]]
-    return path
 
 
 # ---- Spans

@@ -50,10 +50,10 @@ class Weights:
         self.nbytes += value.nbytes
         return value
 
-    def linear(self, parts: Sequence[tuple[str, int]], in_features: int) -> PackedLinear:
-        """The maps `parts` = (name, out_features), stacked on each other, as one packed map."""
+    def linear(self, parts: Sequence[tuple[str, int]], in_features: int, dtype: str | None = None) -> PackedLinear:
+        """The maps `parts` = (name, out_features), stacked on each other, as one packed map; `dtype` replaces self.dtype."""
         tensors = [self._take(name, (rows, in_features)) for name, rows in parts]
-        packed = PackedLinear(sum(rows for _, rows in parts), in_features, self._packed_dtype(tensors))
+        packed = PackedLinear(sum(rows for _, rows in parts), in_features, dtype or self._packed_dtype(tensors))
         first = 0
         for tensor, (_, rows) in zip(tensors, parts, strict=True):
             self._pack(packed, tensor, first, 16)

@@ -167,6 +167,17 @@ def test_paths_equal_the_oracles():
         assert score == pytest.approx(best_score, rel=tolerances.VITERBI_SCORE)
 
 
+@pytest.mark.parametrize("labels", [BIES, BIO, Labels(("O",))], ids=["BIES", "BIO", "O"])
+@pytest.mark.parametrize("step", [0.25, 1e-3, 1e30])
+def test_paths_equal_the_f32_reference_exactly(labels, step):
+    """Coarse steps make ties, fine ones rounding, and huge ones sums that overflow to forbidden."""
+    rng = np.random.default_rng(2)
+    scores = labels.transition_scores(-0.5, 0.25), labels.start_scores, labels.end_scores
+    for num_tokens in (0, 1, 2, 3, 17, 64, 300):
+        logits = (np.round(rng.normal(size=(num_tokens, len(labels.names))) * 8) * step).astype(np.float32)
+        assert viterbi(logits, *scores).tolist() == oracle.best_path_f32(logits, *scores)
+
+
 def test_a_long_text_loses_no_precision():
     """Two labels a hundredth apart, after sums whose float32 spacing is coarser than that."""
     labels = Labels(("O", "S-x"))

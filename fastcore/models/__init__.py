@@ -14,10 +14,11 @@ from fastcore.weights import Weights
 
 __all__ = ["MODELS", "Model", "load_model", "record_model"]
 
-# model_type -> module of this package that records it
+# model_type -> module of this package that records it; "pii_masking" stands for every token classifier
 MODELS = {
     "falcon_h1": "falcon_h1",
     "llama": "llama",
+    "pii_masking": "pii_masking",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
 }
@@ -58,9 +59,8 @@ def record_model(config: ModelConfig, weights: Weights) -> Model:
         raise UnsupportedModelError(
             f"model_type {config.model_type!r} is not supported; supported: {', '.join(sorted(MODELS))}"
         )
-    record: Callable[[Recorder, ModelConfig, Weights], None] = import_module(
-        f"fastcore.models.{MODELS[config.model_type]}"
-    ).record
+    name = "pii_masking" if config.is_token_classifier else config.model_type
+    record: Callable[[Recorder, ModelConfig, Weights], None] = import_module(f"fastcore.models.{MODELS[name]}").record
     recorder = Recorder()
     record(recorder, config, weights)
     weights.finish()

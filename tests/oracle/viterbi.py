@@ -53,6 +53,31 @@ def best_path(
     return path[::-1], float(score.max())
 
 
+def best_path_f32(
+    logits: np.ndarray, transition_scores: np.ndarray, start_scores: np.ndarray, end_scores: np.ndarray
+) -> list[int]:
+    """The best path as the engine defines it to the last bit: f32, scores kept small by taking off the best one.
+
+    All scores are f32, with -inf where forbidden; sums go (score + transition) + logit, then less the best score.
+    """
+    if len(logits) == 0:
+        return []
+
+    def less_the_best(score: np.ndarray) -> np.ndarray:
+        return score - max(score.max(), np.finfo(np.float32).min)
+
+    score = less_the_best(start_scores + logits[0])
+    came_from = []
+    for emitted in logits[1:]:
+        candidates = score[:, None] + transition_scores
+        came_from.append(candidates.argmax(0))
+        score = less_the_best(candidates.max(0) + emitted)
+    path = [int((score + end_scores).argmax())]
+    for best_before in reversed(came_from):
+        path.append(int(best_before[path[-1]]))
+    return path[::-1]
+
+
 def path_score(
     path: Sequence[int], token_logits: np.ndarray, labels: Sequence[str], b_bias: float, e_bias: float
 ) -> float:
