@@ -206,7 +206,9 @@ def decode_spans(
     """
     entities: list[Entity] = []
     floor = 0  # the end of the entity before
-    for label, tokens in _runs(path, labels):
+    path = np.asarray(path, np.int64)
+    chosen = logits[np.arange(len(path)), path].tolist()
+    for label, tokens in _runs(path.tolist(), labels):
         covered = [offsets[token] for token in tokens if offsets[token][0] < offsets[token][1]]
         if not covered:
             continue
@@ -219,13 +221,13 @@ def decode_spans(
             start -= 1
         while end < len(text) and belongs_to_previous(text, end):
             end += 1
-        score = _sigmoid(float(np.mean([logits[token, path[token]] for token in tokens], dtype=np.float64)))
+        score = _sigmoid(math.fsum(chosen[tokens.start : tokens.stop]) / len(tokens))
         entities.append(Entity(label, start, end, text[start:end], score))
         floor = end
     return entities
 
 
-def _runs(path: Sequence[int] | NDArray[np.integer], labels: Labels) -> list[tuple[str, range]]:
+def _runs(path: Sequence[int], labels: Labels) -> list[tuple[str, range]]:
     """(entity type, its token range) along the path; a path that is not legal is cut wherever the type changes."""
     runs: list[tuple[str, range]] = []
     is_open = False
@@ -275,6 +277,8 @@ def belongs_to_previous(text: str, index: int) -> bool:
     parts of an emoji sequence (skin tone, tag, what a joiner joins, the second half of a flag).
     """
     character, previous = text[index], text[index - 1]
+    if character.isascii():
+        return False
     if unicodedata.category(character)[0] == "M" or character in _EXTENDERS or _within(character, _SKIN_TONES_AND_TAGS):
         return True
     if _within(character, _JAMO_FOLLOWING):
