@@ -17,6 +17,7 @@ def active_isa() -> str: ...
 def use_isa(name: str) -> None: ...
 def exp(x: NDArray[np.float32]) -> NDArray[np.float32]: ...
 def silu(x: NDArray[np.float32]) -> NDArray[np.float32]: ...
+def softplus(x: NDArray[np.float32]) -> NDArray[np.float32]: ...
 def argmax(x: NDArray[np.float32]) -> int: ...
 def sum_exp(x: NDArray[np.float32], shift: float, scale: float) -> float: ...
 def viterbi(
@@ -92,6 +93,8 @@ class Program:
     @property
     def num_ops(self) -> int: ...
     @property
+    def state_bytes(self) -> int: ...
+    @property
     def workspace_bytes(self) -> int: ...
     def add_buffer(self, width: int) -> int: ...
     def add_op(
@@ -122,6 +125,53 @@ class Program:
         key_scale: float = 1.0,
         score_scale: float = 1.0,
     ) -> int: ...
+    def add_conv(
+        self,
+        src: int,
+        column: int,
+        dst: int,
+        weight: NDArray[np.float32],
+        bias: NDArray[np.float32] | None,
+        *,
+        barrier: bool = False,
+    ) -> int: ...
+    def add_time_steps(
+        self,
+        src: int,
+        column: int,
+        dst: int,
+        bias: NDArray[np.float32],
+        rate: NDArray[np.float32],
+        low: float,
+        high: float,
+        *,
+        barrier: bool = False,
+    ) -> int: ...
+    def add_scan(
+        self,
+        src: int,
+        steps: int,
+        dst: int,
+        skip: NDArray[np.float32],
+        *,
+        head_dim: int,
+        num_groups: int,
+        d_state: int,
+        gate: int | None = None,
+        barrier: bool = False,
+    ) -> int: ...
+    def add_gated_norm(
+        self,
+        src: int,
+        gate: int,
+        dst: int,
+        weight: NDArray[np.float32],
+        *,
+        eps: float,
+        num_groups: int,
+        norm_before_gate: bool,
+        barrier: bool = False,
+    ) -> int: ...
     def reserve(self, rows: int, positions: int, num_threads: int) -> None: ...
     def buffer(self, b: int, rows: int) -> NDArray[np.float32]: ...
     def run(
@@ -140,4 +190,5 @@ class Program:
         num_threads: int = 1,
         op_seconds: NDArray[np.float64] | None = None,
         num_ops: int = -1,
+        state_blocks: NDArray[np.int32] | None = None,
     ) -> None: ...
