@@ -45,9 +45,9 @@ def attention(
     key_scale: float = 1.0,
     out_scale: float = 1.0,
 ) -> None:
-    """hidden += out_scale * o_proj(attention(in_scale * rms_norm(hidden))), with the weights under `prefix`; keys times key_scale.
+    """hidden += out_scale * o_proj(attention(in_scale * rms_norm(hidden))), with the weights under `prefix`.
 
-    norm: the weight of the rms_norm.
+    norm: the weight of the rms_norm. key_scale: of the keys, before rotation.
     """
     name = f"{prefix}self_attn."
     heads, kv_heads, head_dim, hidden = (
@@ -100,7 +100,7 @@ def swiglu_mlp(
     gate_scale: float = 1.0,
     down_scale: float = 1.0,
 ) -> None:
-    """hidden += down_scale * down_proj(silu(gate_scale * gate_proj(x)) * up_proj(x)), x = rms_norm(hidden), weights under `name`."""
+    """hidden += down_scale * down_proj(silu(gate_scale * gate_proj(x)) * up_proj(x)), x = rms_norm(hidden)."""
     hidden, inner = config.hidden_size, config.intermediate_size
     gate, up = f"{name}gate_proj.", f"{name}up_proj."
     recorder.swiglu(
@@ -124,8 +124,9 @@ def swiglu_mlp(
 
 @dataclass(frozen=True)
 class MixerBuffers:
-    """The row buffers of a Mamba-2 mixer."""
+    """The shape of a Mamba-2 mixer and its row buffers."""
 
+    mamba: MambaConfig
     projected: int  # gate | x | B | C | dt
     convolved: int  # x | B | C
     steps: int  # step | decay of each head
@@ -134,6 +135,7 @@ class MixerBuffers:
     @classmethod
     def record(cls, recorder: Recorder, mamba: MambaConfig) -> "MixerBuffers":
         return cls(
+            mamba,
             projected=recorder.buffer(mamba.in_proj_size),
             convolved=recorder.buffer(mamba.conv_dim),
             steps=recorder.buffer(2 * mamba.mamba_n_heads),
@@ -142,10 +144,19 @@ class MixerBuffers:
 
 
 def mixer_in(
-    recorder: Recorder, buffers: Buffers, mixer: MixerBuffers, config: ModelConfig, mamba: MambaConfig, weights: Weights,
-    name: str, *, norm: Vector, in_scale: float, section_scales: tuple[float, ...],
-) -> None:  # fmt: skip
-    """projected = in_proj(in_scale * rms_norm(hidden)), each section times its multiplier."""
+    recorder: Recorder,
+    buffers: Buffers,
+    mixer: MixerBuffers,
+    config: ModelConfig,
+    weights: Weights,
+    name: str,
+    *,
+    norm: Vector,
+    in_scale: float,
+    section_scales: tuple[float, ...],
+) -> None:
+    """projected = in_proj(in_scale * rms_norm(hidden)), each of its five sections times its own scale."""
+    mamba = mixer.mamba
     rows = mamba.in_proj_size
     d_bc = mamba.mamba_n_groups * mamba.mamba_d_state
     sections = (mamba.mamba_d_ssm, mamba.mamba_d_ssm, d_bc, d_bc, mamba.mamba_n_heads)
@@ -162,10 +173,17 @@ def mixer_in(
 
 
 def mixer_out(
-    recorder: Recorder, buffers: Buffers, mixer: MixerBuffers, config: ModelConfig, mamba: MambaConfig, weights: Weights,
-    name: str, *, out_scale: float,
-) -> None:  # fmt: skip
+    recorder: Recorder,
+    buffers: Buffers,
+    mixer: MixerBuffers,
+    config: ModelConfig,
+    weights: Weights,
+    name: str,
+    *,
+    out_scale: float,
+) -> None:
     """hidden += out_scale * out_proj(y): convolve, scan and gate what mixer_in projected."""
+    mamba = mixer.mamba
     d_ssm, heads, hidden = mamba.mamba_d_ssm, mamba.mamba_n_heads, config.hidden_size
     conv = weights.array(f"{name}conv1d.weight", (mamba.conv_dim, 1, mamba.mamba_d_conv))[:, 0]
     conv_bias = weights.vector(f"{name}conv1d.bias", mamba.conv_dim) if mamba.mamba_conv_bias else None

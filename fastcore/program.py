@@ -145,11 +145,13 @@ class Recorder:
         )  # fmt: skip
 
     def conv(self, src: int, column: int, dst: int, weight: Vector, bias: Vector | None) -> None:
-        """dst = silu(bias + causal depthwise convolution) of the columns of src from `column` on; weight: [d_conv, channels]."""
+        """dst = silu(bias + causal depthwise convolution of src from `column` on); weight: [d_conv, channels]."""
         barrier = self._barrier({src}, {dst})
         self.program.add_conv(src, column, dst, weight, bias, barrier=barrier)
 
-    def time_steps(self, src: int, column: int, dst: int, bias: Vector, rate: Vector, limit: tuple[float, float]) -> None:
+    def time_steps(
+        self, src: int, column: int, dst: int, bias: Vector, rate: Vector, limit: tuple[float, float]
+    ) -> None:
         """dst = step | decay of each head: step = softplus(src + bias) within limit, decay = exp(step * rate)."""
         barrier = self._barrier({src}, {dst})
         self.program.add_time_steps(src, column, dst, bias, rate, *limit, barrier=barrier)
@@ -175,7 +177,7 @@ class Recorder:
     def gated_norm(
         self, src: int, gate: int, dst: int, weight: Vector, eps: float, *, num_groups: int, norm_before_gate: bool
     ) -> None:
-        """dst = rms_norm(src silu(gate)) weight, or rms_norm(src) weight silu(gate), normalised in num_groups slices."""
+        """dst = rms_norm(src silu(gate)) weight, or rms_norm(src) weight silu(gate), in num_groups slices."""
         barrier = self._barrier({src, gate}, {dst})
         self.program.add_gated_norm(
             src, gate, dst, weight, eps=eps, num_groups=num_groups, norm_before_gate=norm_before_gate, barrier=barrier

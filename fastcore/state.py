@@ -1,5 +1,7 @@
-"""What a sequence has computed so far: KV blocks and recurrent state from one capped pool, and how rows of many sequences become a
-step."""
+"""What a sequence has computed so far: KV blocks and recurrent state from one capped pool.
+
+And how rows of many sequences become a step.
+"""
 
 import heapq
 import threading
@@ -53,8 +55,10 @@ class StatePool:
             return [heapq.heappop(self._free) for _ in range(num_blocks)]
 
     def take_state(self) -> int:
-        """Take the blocks of one recurrent state; the number of the first. They come from the high end, at multiples of their
-        number, so that states leave no gaps between each other."""
+        """Take the blocks of one recurrent state; the number of the first.
+
+        They come from the high end, at multiples of their number, so that states leave no gaps between each other.
+        """
         size = self.state_blocks
         with self._lock:
             free = set(self._free)
@@ -87,7 +91,7 @@ class Sequence:
     pool: StatePool
     length: int = 0
     blocks: list[int] = field(default_factory=list)
-    state: int | None = None  # first block of the recurrent state, where the model has such; what it holds belongs to `length`
+    state: int | None = None  # first block of the recurrent state after `length` positions, where the model has such
     prompt_length: int = 0
 
     def reserve(self, num_positions: int) -> None:
@@ -155,8 +159,8 @@ def run_step(
     """Run the program over the pieces and advance their sequences.
 
     logits: f32 [number of outputs, vocab_size], written in the order of the pieces. best: i32 [number of outputs], argmax of each
-    row, -1 where a logit is not finite. If it raises, no sequence has advanced; recurrent state is updated in place and cannot go
-    back, so sequences that have such are then empty (length 0), to be computed again or restored from a snapshot.
+    row, -1 where a logit is not finite. If it raises, no sequence has advanced; recurrent state is updated in place and
+    cannot go back, so sequences that have such are then empty (length 0), to be computed again or restored.
     """
     counts = [len(piece.token_ids) for piece in pieces]
     starts = np.zeros(len(pieces) + 1, np.int32)
