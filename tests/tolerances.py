@@ -4,6 +4,7 @@
 LOGITS_RELATIVE_TO_STD = 2e-4  # max |difference| over the std of all logits: f32 rounding through the layers
 SENSITIVITY = 1e-4  # absolute, on the sensitivity logit, which is of the order of 1
 GREEDY_MIN_GAP = 1e-3  # greedy tokens must agree where the two best logits differ by more than this
+GREEDY_MIN_GAP_CANCELLED = 2e-2  # the same, after terms of 1e5 that cancelled and left their f32 rounding behind
 LOGPROB = 2e-4  # absolute, on one log-probability: the logits' tolerance at a spread of about 1
 
 # Single ops in f32, against the oracle in float64
