@@ -1,17 +1,17 @@
 """Finding entities in texts: tokens, windows, packed steps, the best label path, spans.
 
-Texts of all callers share steps: rows of many windows, packed without padding. A window's scores are the same bits in any
-company.
+Texts of all callers share steps: rows of many windows, packed without padding. A window's scores are the same bits in
+any company.
 """
 
 import math
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcore._kernels import BLOCK_TOKENS, viterbi
-from fastcore.errors import ContextLengthError, Error, NonFiniteError, UnsupportedModelError
+from fastcore.errors import ContextLengthError, NonFiniteError, UnsupportedModelError
 from fastcore.masking import MaskedText, MaskingRules, Operator
 from fastcore.models import Model, record_model
 from fastcore.models.pii_masking import decoding
@@ -61,9 +61,11 @@ class TokenScores:
     """What the model says of one text, token by token.
 
     token_ids: as read; `num_tokens` is what the text has, more where a truncated text lost some.
-    offsets: the code points of the text that each token stands for; empty for a special token.
-    logits: f32 [len(token_ids), num_labels]. sensitivity_logit: the highest of the text's windows, so that one sensitive passage
-    is not averaged away by a long text; None if the model has no such head. windows: ranges of tokens.
+    offsets: the code points of the text that each token stands for; empty for one that the tokenizer added.
+    logits: f32 [len(token_ids), num_labels].
+    sensitivity_logit: the highest of the text's windows, so that one sensitive passage is not averaged away by a long
+    text; None if the model has no such head.
+    windows: ranges of tokens.
     """
 
     text: str = field(repr=False)
@@ -84,7 +86,8 @@ class TokenScores:
 class Classification:
     """The entities of one text, in order and disjoint, with offsets in code points.
 
-    sensitivity_logit: see TokenScores. num_tokens: of the text. windows: how many it was read in, 0 for a text without tokens.
+    sensitivity_logit: see TokenScores.
+    num_tokens: of the text. windows: how many it was read in, 0 for a text without tokens.
     covered: whether all of it was read, which is false only for a truncated one.
     """
 
@@ -101,7 +104,7 @@ class Classification:
         return None if self.sensitivity_logit is None else _sigmoid(self.sensitivity_logit)
 
     def spans(self, offsets: str = "code_points") -> list[Span]:
-        """Start and end of each entity: in code_points, in bytes of the text as utf8, or in utf16 units (as in JavaScript)."""
+        """Start and end of each entity: in code_points, in bytes of utf8, or in units of utf16, as JavaScript has them."""
         spans = [(entity.start, entity.end) for entity in self.entities]
         if offsets not in OFFSETS:
             raise ValueError(f"offsets is {offsets!r}; expected one of {', '.join(OFFSETS)}")
@@ -145,11 +148,12 @@ class _Reading:
 
     @property
     def rows_left(self) -> int:
-        return 0 if self.is_done else sum(window.end - window.start for window in self.windows if window not in self.scores)
+        left = () if self.is_done else (window for window in self.windows if window not in self.scores)
+        return sum(end - start for start, end in left)
 
 
 class _StepQueue:
-    """Windows of all callers, in order of arrival. Whoever waits for a result runs steps, which serve everybody's windows."""
+    """Windows of all callers, in order of arrival. Whoever waits for a result runs steps, which serve all callers."""
 
     def __init__(self, model: Model, num_threads: int, max_window: int) -> None:
         self._model = model
@@ -188,8 +192,8 @@ class _StepQueue:
         for (reading, window), scores in zip(batch, outputs, strict=True):
             if not np.isfinite(scores).all():
                 reading.error = NonFiniteError(
-                    f"the label scores of tokens {window.start} to {window.end - 1} are not finite; a weight is NaN or infinite, "
-                    "or activations overflow"
+                    f"the label scores of tokens {window.start} to {window.end - 1} are not finite; a weight is NaN or "
+                    "infinite, or activations overflow"
                 )
             reading.scores[window] = scores
 
@@ -232,8 +236,9 @@ class TokenClassifier:
     dtype: auto (weights as stored) | f32 | bf16 | f16; the heads are always f32.
     num_threads: None is the physical cores that affinity and container quota leave.
     max_seq_len: tokens that are read at once, the window; None is the model's own.
-    long_text: what happens to a text that is longer. "windows": it is read in overlapping windows, and an entity that lies across
-    an edge is found whole. "error": ContextLengthError. "truncate": the rest is not read, and the result says so.
+    long_text: what happens to a text that is longer. "windows": it is read in overlapping windows, and an entity that
+    lies across an edge is found whole. "error": ContextLengthError. "truncate": the rest is not read, and the result
+    says so.
     overlap: tokens that neighbouring windows share; None is 128, or a quarter of a shorter window.
     operating_point: "recall", "precision", or the two biases (b_bias, e_bias); None is the checkpoint's own.
 
@@ -261,7 +266,8 @@ class TokenClassifier:
         self._path = resolve(model)
         self.config = load_config(self._path)
         if self.config.pii is None:
-            raise UnsupportedModelError(f"{self.config.architectures} does not classify tokens; open it with fastcore.LLM")
+            names = ", ".join(self.config.architectures) or self.config.model_type
+            raise UnsupportedModelError(f"{names} does not classify tokens; open it with fastcore.LLM")
         self.max_seq_len = _window(max_seq_len, self.config.pii.max_seq_len, self.config.max_position_embeddings)
         self.long_text = long_text
         self.overlap = min(OVERLAP, self.max_seq_len // 4) if overlap is None else overlap
@@ -289,11 +295,11 @@ class TokenClassifier:
     def __call__(self, texts: str | Iterable[str], *, boundaries: Sequence[int] = ()) -> Any:
         """The entities of a text, or of each of many.
 
-        A list gives a list. An iterator gives an iterator, which reads ahead by no more than one step and so needs the same memory
-        for any number of texts. boundaries: code points at which a message begins in a single text; windows end there rather than
-        inside a message. Raises ContextLengthError (with long_text="error") and NonFiniteError.
+        A list gives a list. An iterator gives an iterator, which reads ahead by no more than one step and so needs the
+        same memory for any number of texts. boundaries: code points at which a message begins in a single text; windows
+        end there rather than inside a message. Raises ContextLengthError (with long_text="error") and NonFiniteError.
         """
-        return self._shaped(texts, lambda readings: map(self._classification, readings), boundaries)
+        return self._shaped(texts, self._classification, boundaries)
 
     @overload
     def score(self, texts: str, *, boundaries: Sequence[int] = ()) -> TokenScores: ...
@@ -301,12 +307,8 @@ class TokenClassifier:
     def score(self, texts: Iterable[str], *, boundaries: Sequence[int] = ()) -> Any: ...
     def score(self, texts: str | Iterable[str], *, boundaries: Sequence[int] = ()) -> Any:
         """The tokens of a text and the scores of their labels, before any decision; arguments as in a call."""
-        return self._shaped(texts, lambda readings: map(self._scores, readings), boundaries)
+        return self._shaped(texts, self._scores, boundaries)
 
-    @overload
-    def mask(self, texts: str, operator: Operator = "replace", **options: Any) -> MaskedText: ...
-    @overload
-    def mask(self, texts: Iterable[str], operator: Operator = "replace", **options: Any) -> Any: ...
     def mask(
         self,
         texts: str | Iterable[str],
@@ -323,7 +325,7 @@ class TokenClassifier:
     ) -> Any:
         """Replace the entities of a text, or of each of many: MaskingRules.mask says how. Shapes as in a call.
 
-        With long_text="truncate" a text that is not read to its end raises ContextLengthError, since its rest would show.
+        A text that is not read to its end (long_text="truncate") raises ContextLengthError, since its rest would show.
         """
         rules = MaskingRules(operator, per_label or {}, allow_list, threshold, keep, keep_from, mask_char, key)
 
@@ -331,21 +333,21 @@ class TokenClassifier:
             found = self._classification(reading)
             if not found.covered:
                 raise ContextLengthError(
-                    f"the text has {found.num_tokens} tokens and only {self.max_seq_len} were read, so that the rest would show; "
-                    "mask with long_text='windows'"
+                    f"the text has {found.num_tokens} tokens and only {self.max_seq_len} were read, so that the rest "
+                    "would show; mask with long_text='windows'"
                 )
             return rules.mask(found.text, found.entities, mapping)
 
-        return self._shaped(texts, lambda readings: map(masked, readings), ())
+        return self._shaped(texts, masked, ())
 
     def logits(self, token_ids: Sequence[int] | Sequence[Sequence[int]]) -> Any:
-        """(token logits f32 [num_tokens, num_labels], sensitivity logit or None) of token ids; for a list of them, a list.
+        """(token logits f32 [num_tokens, num_labels], sensitivity logit or None) of token ids, or of each list of many.
 
         Raises ValueError for an id outside the vocabulary, ContextLengthError beyond max_seq_len, NonFiniteError.
         """
         if len(token_ids) and not isinstance(token_ids[0], int | np.integer):
             return [self.logits(ids) for ids in token_ids]  # type: ignore[arg-type]
-        ids = [self._token_id(token_id) for token_id in token_ids]
+        ids = [self._token_id(token_id) for token_id in token_ids]  # type: ignore[arg-type]
         if len(ids) > self.max_seq_len:
             raise ContextLengthError(f"{len(ids)} tokens and the window holds {self.max_seq_len}")
         windows = [Window(0, len(ids))] if ids else []
@@ -361,19 +363,25 @@ class TokenClassifier:
     # ---------------------------------------------------------------- many texts
 
     def _shaped(
-        self, texts: str | Iterable[str], finish: Callable[[Iterator[_Reading]], Iterator[T]], boundaries: Sequence[int]
+        self, texts: str | Iterable[str], finish: Callable[[_Reading], T], boundaries: Sequence[int]
     ) -> T | list[T] | Iterator[T]:
         """One result for a string, a list for what has a length, an iterator for an iterator."""
         if isinstance(texts, str):
-            return next(finish(self._readings([texts], boundaries)))
-        if isinstance(texts, bytes | bytearray | Mapping):
+            return next(self._results([texts], finish, boundaries))
+        if isinstance(texts, bytes | bytearray | Mapping) or not isinstance(texts, Iterable):
             raise TypeError(f"texts is {type(texts).__name__}; expected a string, or strings in a list or an iterator")
         if boundaries:
             raise ValueError("boundaries belong to one text; classify texts that have them one at a time")
-        results = finish(self._readings(texts))
+        results = self._results(texts, finish)
         return list(results) if isinstance(texts, Sized) else results
 
-    def _readings(self, texts: Iterable[str], boundaries: Sequence[int] = ()) -> Iterator[_Reading]:
+    def _results(
+        self, texts: Iterable[str], finish: Callable[[_Reading], T], boundaries: Sequence[int] = ()
+    ) -> Iterator[T]:
+        with closing(self._readings(texts, boundaries)) as readings:
+            yield from map(finish, readings)
+
+    def _readings(self, texts: Iterable[str], boundaries: Sequence[int]) -> Generator[_Reading, None, None]:
         """The texts in order, each when it is done. Reads ahead as far as fills a step."""
         source = enumerate(texts)
         ahead: deque[_Reading] = deque()
@@ -399,9 +407,6 @@ class TokenClassifier:
             raise TypeError(f"text {index} is {type(text).__name__}; expected a string")
         readable = _LONE_SURROGATE.sub("\ufffd", text)  # as long, so that offsets stay
         ids, offsets = self.tokenizer.encode_with_offsets(readable)
-        special = self.tokenizer.special_ids
-        if not special.isdisjoint(ids):
-            offsets = [(0, 0) if token_id in special else span for token_id, span in zip(ids, offsets, strict=True)]
         num_tokens, error = len(ids), None
         if num_tokens <= self.max_seq_len or self.long_text == "windows":
             windows = plan_windows(offsets, text, self.max_seq_len, self.overlap, boundaries)
@@ -439,8 +444,14 @@ class TokenClassifier:
 
     def _classification(self, reading: _Reading) -> Classification:
         scores = self._scores(reading)
-        path = viterbi(scores.logits, self._transition_scores, self.labels.start_scores, self.labels.end_scores)
-        entities = decode_spans(path, scores.logits, scores.offsets, scores.text, self.labels)
+        logits = scores.logits
+        special = self.tokenizer.special_ids
+        if not special.isdisjoint(scores.token_ids):  # such a token is no part of an entity
+            rows = [token_id in special for token_id in scores.token_ids]
+            logits = logits.copy()
+            logits[rows] = np.where(np.array(self.labels.names) == "O", np.float32(0), _NEVER)
+        path = viterbi(logits, self._transition_scores, self.labels.start_scores, self.labels.end_scores)
+        entities = decode_spans(path, logits, scores.offsets, scores.text, self.labels)
         return Classification(
             text=scores.text,
             entities=tuple(entities),
@@ -458,6 +469,7 @@ class TokenClassifier:
         return int(token_id)
 
 
+_NEVER = np.float32(-1e30)
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _operating_point = operating_point
 

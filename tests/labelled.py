@@ -1,4 +1,4 @@
-"""A token classifier whose labels are known beforehand: they follow from each token alone, whatever stands around it."""
+"""A token classifier whose labels are known beforehand: they follow from each token alone, whatever is around it."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ SILENT = ("self_attn.o_proj.weight", "mlp.down_proj.weight")  # at zero, a layer
 
 
 def labelled_checkpoint(folder: Path, model_type: str = "pii_masking", **options: Any) -> Path:
-    """Capital letters and the token " Alice" are private_person, digits are private_phone, all else is O.
+    """Capital letters and the word " Alice" are private_person, digits are private_phone, all else is O.
 
     The sensitivity logit is that of the head's bias, 0.25.
     """
@@ -50,6 +50,5 @@ def labelled_checkpoint(folder: Path, model_type: str = "pii_masking", **options
 
 def _column(token: str) -> int:
     """Which entity a token belongs to: 0 none, 1 a person, 2 a phone number."""
-    if token == "\u0120Alice" or (len(token) == 1 and "A" <= token <= "Z"):
-        return 1
-    return 2 if len(token) == 1 and "0" <= token <= "9" else 0
+    first = token.removeprefix("\u0120")[:1]  # which stands for a space
+    return 1 if "A" <= first <= "Z" else 2 if "0" <= first <= "9" else 0

@@ -1,8 +1,8 @@
 """Token classifiers on a Qwen3 backbone: the published PII layout, and Qwen3ForTokenClassification.
 
-The PII model has a head of token labels and a head whose output, at the mean of the final hidden states, is the sensitivity
-logit. Both are recorded as one f32 map with the sensitivity head as its last row, whichever way a checkpoint stores them: a mean
-commutes with a linear map, so the mean over tokens of the last column is the sensitivity logit, with the same bits.
+The PII model has a head of token labels, and a head whose output for the mean of the final hidden states is the
+sensitivity logit. Whichever way a checkpoint stores them, both are recorded as one f32 map with the sensitivity head as
+its last row: a mean commutes with a linear map, so the mean over tokens of the last column is the sensitivity logit.
 """
 
 from collections.abc import Mapping
@@ -96,7 +96,9 @@ def _bias(tensors: Mapping[str, Any], name: str, field: str, stated: float | Non
     if not np.isfinite(value):
         raise CheckpointError(f"tensor {name!r} is {value}, expected a finite number")
     if stated is not None and np.float32(stated) != value:
-        raise CheckpointError(f"tensor {name!r} is {value} and {field} in config.json is {stated}: they contradict each other")
+        raise CheckpointError(
+            f"tensor {name!r} is {value} and {field} in config.json is {stated}: they contradict each other"
+        )
     return float(value)
 
 
