@@ -97,6 +97,7 @@ class TinyModel:
             "rope_cos": np.ones((3, 8), np.float32),
             "rope_sin": np.zeros((3, 8), np.float32),
         }
+        self.positional["kv"].memory[:] = 0  # the second sequence starts at position 60
         self.named: dict[str, Any] = {"output": np.zeros((2, 50), np.float32), "num_threads": 2}
 
     def run(self, **changes: Any) -> np.ndarray:
