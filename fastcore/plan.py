@@ -26,6 +26,7 @@ class ModelPlan:
 
     stored_parameters: by dtype in the checkpoint, each matrix counted once.
     weight_bytes: as packed, by the `dtype` to load with. kv_bytes_per_token: by kv_dtype.
+    recurrent_state_bytes: of each sequence, for models with such a state.
     workspace_bytes: of the largest step over the longest context.
     """
 
@@ -33,6 +34,7 @@ class ModelPlan:
     stored_parameters: dict[str, int]
     weight_bytes: dict[str, int]
     kv_bytes_per_token: dict[str, int]
+    recurrent_state_bytes: int
     workspace_bytes: int
 
     @property
@@ -55,6 +57,7 @@ def plan_model(path: Path, num_threads: int) -> ModelPlan:
         stored_parameters=headers.stored,
         weight_bytes={dtype: weight_bytes[dtype] for dtype in DTYPES},
         kv_bytes_per_token={dtype: StatePool(model, 1, dtype).block_bytes // BLOCK_TOKENS for dtype in ("f32", "f16")},
+        recurrent_state_bytes=model.program.state_bytes,
         workspace_bytes=model.program.workspace_bytes,
     )
 

@@ -81,6 +81,7 @@ def _model(name: str) -> dict[str, Any]:
         "chat_template": tokenizer.has_chat_template,
         "weight_bytes": plan.weight_bytes,
         "kv_bytes_per_token": plan.kv_bytes_per_token,
+        "recurrent_state_bytes": plan.recurrent_state_bytes,
         "workspace_bytes": plan.workspace_bytes,
     }
 

@@ -1,0 +1,409 @@
+"""The command line, on tiny checkpoints: what it prints, what it refuses, and how it ends."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fastcore
+from fastcore import LLM, SamplingParams
+from fastcore._kernels import BLOCK_TOKENS, PackedLinear, active_isa, available_isas
+from fastcore.bench import OpProfile, measure, profile
+from fastcore.checkpoint import open_checkpoint
+from fastcore.cli import COMMANDS, main
+from fastcore.models import load_model
+from fastcore.state import StatePool
+from fastcore.threads import default_num_threads
+
+PROMPT = "the quick brown fox"
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_folder: Callable[..., Path]) -> Path:
+    return tiny_folder("qwen2")
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(folder, num_threads=1)
+
+
+@pytest.fixture(scope="module")
+def endless(tiny_folder: Callable[..., Path]) -> Path:
+    """A checkpoint whose context takes long to fill."""
+    return tiny_folder("llama", max_position_embeddings=100_000)
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "fastcore", *map(str, arguments)]
+
+
+def process_options(tmp_path: Path) -> dict[str, Any]:
+    """Options of subprocess: run this very fastcore, from a folder that holds no other."""
+    home = str(Path(fastcore.__file__).parent.parent)
+    return {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": home}, "text": True, "encoding": "utf-8"}
+
+
+@pytest.fixture
+def chat(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Start `fastcore chat` with pipes; what still runs at the end of the test is killed."""
+    started = []
+
+    def start(*arguments: str | Path) -> "subprocess.Popen[str]":
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen(command("chat", "--threads", "1", *arguments), **pipes, **process_options(tmp_path))
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+# ---------------------------------------------------------------- generate
+
+
+def test_generate_prints_the_completion_and_timings(folder: Path, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--model", str(folder), PROMPT, "--max-tokens", "9"]) == 0
+    out, err = capsys.readouterr()
+    expected = llm.generate(PROMPT, max_tokens=9)
+    assert out == expected.text + "\n"
+    assert f"prompt {expected.usage.prompt_tokens} tokens" in err
+    assert f"new {expected.usage.completion_tokens} tokens" in err
+    assert err.count("\n") == 1
+
+
+def test_generate_as_json(folder: Path, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--model", str(folder), "--prompt", PROMPT, "--max-tokens", "9", "--json"]) == 0
+    out, err = capsys.readouterr()
+    printed = json.loads(out)
+    expected = llm.generate(PROMPT, max_tokens=9)
+    assert err == ""
+    assert printed["text"] == expected.text
+    assert printed["token_ids"] == expected.token_ids
+    assert printed["finish_reason"] == expected.finish_reason
+    usage = {"prompt_tokens": expected.usage.prompt_tokens, "completion_tokens": len(expected.token_ids)}
+    assert printed["usage"] == usage | {"total_tokens": sum(usage.values())}
+    assert printed["timings"].keys() == {
+        "load_seconds",
+        "prefill_seconds",
+        "decode_seconds",
+        "prefill_tokens_per_second",
+        "decode_tokens_per_second",
+    }
+
+
+def test_generate_passes_every_sampling_option(folder: Path, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, Any] = {
+        "max_tokens": 12,
+        "temperature": 1.5,
+        "top_k": 40,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "seed": 7,
+    }
+    params = SamplingParams(**options, ignore_eos=True)
+    text = llm.generate(PROMPT, params).text
+    stop = text[len(text) // 2]
+    expected = llm.generate(PROMPT, params.replace(stop=["\x00", stop]))
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    words += ["--ignore-eos", "--stop", "\x00", "--stop", stop, "--threads", "2", "--dtype", "f32", "--json"]
+    assert main(["generate", "--model", str(folder), PROMPT, *words]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["token_ids"] == expected.token_ids
+    assert printed["text"] == expected.text
+    assert printed["finish_reason"] == "stop"
+
+
+def test_generate_through_the_chat_template(folder: Path, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--chat", "--system", "be brief", "--max-tokens", "5", "--json"]
+    assert main(["generate", "--model", str(folder), PROMPT, *arguments]) == 0
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": PROMPT}]
+    assert json.loads(capsys.readouterr().out)["token_ids"] == llm.chat(messages, max_tokens=5).token_ids
+
+
+def test_generate_reads_the_prompt_from_stdin(folder: Path, llm: LLM, tmp_path: Path) -> None:
+    prompt = "zwei\r\nZeilen mit ü\n"
+    done = subprocess.run(
+        command("generate", "--model", folder, "-", "--max-tokens", "3", "--json", "--threads", "1"),
+        input=prompt.encode(),
+        capture_output=True,
+        **{name: value for name, value in process_options(tmp_path).items() if name in ("cwd", "env")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["token_ids"] == llm.generate(prompt, max_tokens=3).token_ids
+
+
+def test_max_tokens_zero_gives_an_empty_completion(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--model", str(folder), PROMPT, "--max-tokens", "0", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["text"], printed["token_ids"], printed["finish_reason"]) == ("", [], "length")
+
+
+# ---------------------------------------------------------------- refusals and endings
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "--model", "no/such/model/here", "x"], "no model 'no/such/model/here'"),
+        (["generate", "--model", "{folder}", "x", "--temperature", "-1"], "temperature is -1.0"),
+        (["generate", "--model", "{folder}", "x", "--dtype", "f8"], "dtype is 'f8'"),
+        (["generate", "--model", "{folder}", "x", "--threads", "0"], "num_threads is 0"),
+        (["generate", "--model", "{folder}", "x", "--max-seq-len", "513"], "max_seq_len is 513"),
+        (["generate", "--model", "{folder}", "x" * 100, "--max-seq-len", "4"], "context holds 4"),
+        (["generate", "--model", "{folder}", "x", "--system", "y"], "--system needs --chat"),
+        (["bench", "{folder}", "--new-tokens", "1"], "new_tokens is 1"),
+        (["bench", "{folder}", "--prompt-tokens", "600"], "664 tokens are asked for and the model's context holds 512"),
+        (["pull", "nosuchname"], "nosuchname"),
+        (["info", "no/such/model/here"], "no model 'no/such/model/here'"),
+    ],
+)
+def test_failures_exit_with_1_and_a_message(
+    arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([argument.format(folder=folder) for argument in arguments]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("fastcore: ")
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["generate"],
+        ["generate", "x", "--prompt", "y"],
+        ["generate", "x", "--no-such-option"],
+        ["generate", "x", "--max-tokens", "many"],
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: fastcore" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [None, *COMMANDS])
+def test_help(name: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*([] if name is None else [name]), "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "usage: fastcore" in out
+    assert name is not None or all(f"  {command} " in out for command in COMMANDS)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"fastcore {fastcore.__version__}\n"
+
+
+def test_a_reader_that_leaves_ends_it_quietly(endless: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("generate", "--model", endless, PROMPT, "--max-tokens", "90000", "--ignore-eos", "--threads", "1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **process_options(tmp_path),
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 141
+
+
+def test_an_interrupt_ends_generate_with_130(endless: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("generate", "--model", endless, PROMPT, "--max-tokens", "90000", "--ignore-eos", "--threads", "1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **process_options(tmp_path),
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert err == ""
+        assert process.returncode == 130
+
+
+# ---------------------------------------------------------------- chat
+
+
+def test_chat_keeps_the_conversation_until_reset(folder: Path, llm: LLM, chat: Callable[..., Any]) -> None:
+    process = chat("--model", folder, "--system", "be brief", "--max-tokens", "6")
+    out, err = process.communicate("hello\nmore\n/reset\n\nhello\n/nonsense\n/exit\nnever read\n", timeout=60)
+    system, hello = {"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}
+    first = llm.chat([system, hello], max_tokens=6).text
+    answered = {"role": "assistant", "content": first}
+    second = llm.chat([system, hello, answered, {"role": "user", "content": "more"}], max_tokens=6).text
+    assert out == "".join(f"{answer}\n" for answer in (first, second, first))
+    assert err.startswith("no command /nonsense: ")
+    assert process.returncode == 0
+
+
+def test_chat_ends_with_its_input(folder: Path, chat: Callable[..., Any]) -> None:
+    process = chat("--model", folder)
+    assert process.communicate("", timeout=60) == ("", "")
+    assert process.returncode == 0
+
+
+def test_chat_goes_on_after_a_message_that_does_not_fit(folder: Path, llm: LLM, chat: Callable[..., Any]) -> None:
+    process = chat("--model", folder, "--max-tokens", "3")
+    out, err = process.communicate(f"{'x' * 2000}\nhello\n", timeout=60)
+    assert out == llm.chat([{"role": "user", "content": "hello"}], max_tokens=3).text + "\n"
+    assert "the context holds 512" in err
+    assert process.returncode == 0
+
+
+def test_an_interrupt_stops_the_answer_and_the_next_one_chat(endless: Path, chat: Callable[..., Any]) -> None:
+    process = chat("--model", endless, "--max-tokens", "90000", "--ignore-eos")
+    process.stdin.write("hello\n")
+    process.stdin.flush()
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    process.stdin.write("/help\n")
+    process.stdin.flush()
+    assert "/reset" in process.stderr.readline()  # it is back at the prompt
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+
+
+def test_chat_at_a_terminal_prompts(folder: Path, tmp_path: Path) -> None:
+    parent, child = pty.openpty()
+    options = process_options(tmp_path)
+    with subprocess.Popen(
+        command("chat", "--model", folder, "--max-tokens", "2"), stdin=child, stdout=child, stderr=child, **options
+    ) as process:
+        os.close(child)
+        shown = b""
+        while not shown.endswith(b">>> "):
+            shown += os.read(parent, 1024)
+        assert b"/reset" in shown
+        os.write(parent, b"/exit\n")
+        while True:  # what is left must be read for the process to end
+            try:
+                if not os.read(parent, 1024):
+                    break
+            except OSError:  # how Linux ends the other side
+                break
+        assert process.wait(60) == 0
+    os.close(parent)
+
+
+def test_chat_needs_a_template(
+    tiny_folder: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in tiny_folder("qwen2").iterdir():
+        if path.name == "tokenizer_config.json":
+            config = json.loads(path.read_text())
+            (folder / path.name).write_text(json.dumps({k: v for k, v in config.items() if k != "chat_template"}))
+        elif path.suffix != ".jinja":
+            (folder / path.name).write_bytes(path.read_bytes())
+    assert main(["chat", "--model", str(folder)]) == 1
+    assert "no chat template" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- info and bench
+
+
+def test_info_of_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "--json"]) == 0
+    machine = json.loads(capsys.readouterr().out)["machine"]
+    assert machine["fastcore"] == fastcore.__version__
+    assert machine["instruction_sets"] == list(available_isas())
+    assert machine["active_instruction_set"] == active_isa()
+    assert machine["threads"] == default_num_threads()
+    assert main(["info"]) == 0
+    assert active_isa() in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model_type", "tie"), [("qwen2", True), ("llama", False), ("qwen3", True), ("falcon_h1", False)]
+)
+def test_info_plans_what_loading_takes(
+    model_type: str, tie: bool, tiny_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny_folder(model_type, tie=tie)
+    assert main(["info", str(folder), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["model"]
+    with open_checkpoint(folder) as checkpoint:
+        assert facts["parameters"] == sum(tensor.nbytes // 2 for tensor in checkpoint.values())
+    assert facts["stored_parameters"] == {"BF16": facts["parameters"]}
+    assert facts["weight_bytes"]["auto"] == facts["weight_bytes"]["bf16"]
+    for dtype in ("auto", "f32"):
+        model = load_model(folder, dtype)
+        assert facts["weight_bytes"][dtype] == model.weight_bytes
+    assert facts["kv_bytes_per_token"]["f16"] == StatePool(model, 1, "f16").block_bytes // BLOCK_TOKENS
+    assert facts["recurrent_state_bytes"] == model.program.state_bytes
+    assert facts["tie_word_embeddings"] is tie
+    assert facts["chat_template"] is True
+    assert facts["max_position_embeddings"] == 512
+
+
+def test_info_prints_lines(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(folder)]) == 0
+    lines = [line.split(None, 2) for line in capsys.readouterr().out.splitlines()]
+    assert ["model", "type", "qwen2"] in lines
+
+
+def test_bench_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--prompt-tokens", "20", "--new-tokens", "5", "--repeat", "2", "--threads", "1", "--json", "--profile"]
+    assert main(["bench", str(folder), *arguments]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["prompt_tokens"] == 20
+    assert printed["new_tokens"] == 5
+    assert len(printed["prefill_seconds"]) == len(printed["decode_seconds"]) == 2
+    layer = [(80, 40), (40, 40), (160, 40), (40, 72)]  # q | k | v, o, gate | up in whole panels, down
+    packed = [PackedLinear(*shape, "bf16").nbytes for shape in [(320, 40), *layer, *layer]]
+    assert printed["weight_bytes_per_token"] == sum(packed)
+    assert printed["flops_per_token"] == 2 * 2 * sum(rows * columns for rows, columns in layer)
+    rate = 4 / min(printed["decode_seconds"])
+    assert printed["decode_tokens_per_second"] == pytest.approx(rate)
+    assert printed["decode_bytes_per_second"] == pytest.approx(rate * printed["weight_bytes_per_token"])
+    share = printed["decode_bytes_per_second"] / printed["read_limit"]
+    assert printed["decode_share_of_read_limit"] == pytest.approx(share)
+    assert [op["name"] for op in printed["decode"]][-1] == "outside the program"
+
+
+def test_bench_prints_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--prompt-tokens", "20", "--new-tokens", "5", "--repeat", "1", "--profile"]
+    assert main(["bench", str(folder), *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "prefill     20 tokens" in out
+    assert "one decode step" in out
+
+
+def test_profile_counts_every_op_once(folder: Path) -> None:
+    model = load_model(folder)
+    ops = profile(model, 1, rows=3, depth=5, repeats=2)
+    assert sum(op.count for op in ops[:-1]) == model.program.num_ops
+    assert all(isinstance(op, OpProfile) and op.seconds > 0 for op in ops[:-1])
+    assert (
+        sum(op.weight_bytes for op in ops)
+        == measure(model, 1, prompt_tokens=2, new_tokens=2, repeats=1).weight_bytes_per_token
+    )
