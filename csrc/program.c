@@ -224,6 +224,9 @@ static void run_linear(const team_member *m, const fc_op *op)
     const float *src = buffer(m, op->src, &ld_src);
     float *dst = buffer(m, op->dst, &ld_dst), *scratch = m->scratch;
     int rows = num_rows(m->step, op->row_set);
+    if (rows == 0) {
+        return;
+    }
     if (op->norm) {
         float *normed = rows <= NORM_ROWS ? scratch : shared_norm(m);
         ptrdiff_t ld = fc_pad(op->k);
