@@ -449,7 +449,7 @@ static void run_conv(const team_member *m, const fc_op *op)
     int before = op->d_conv - 1;
     for (int seq = 0; seq < step->num_seqs && end > first; seq++) {
         int row = step->seq_rows[seq], rows = step->seq_rows[seq + 1] - row;
-        float *state = op_state(m, op, seq) + first;
+        float *state = before ? op_state(m, op, seq) + first : NULL; /* a kernel of one tap has none */
         const float *x = src + row * ld_src + first;
         for (int k = 0; k < before && step->seq_pos[seq] == 0; k++) {
             memset(state + k * ld, 0, bytes);

@@ -44,11 +44,13 @@ def run_rows(
     argmax: np.ndarray | None = None,
     num_threads: int = 1,
     num_ops: int = -1,
+    state_blocks: Sequence[int] | None = None,
 ) -> None:
     """Fill the buffers `inputs` (number -> [rows, width]) and run one step.
 
     lengths: rows of each sequence, all rows in one by default; positions: of each sequence's first row, else zero;
-    blocks: the table [num_seqs, max_blocks], sequence after sequence in order by default.
+    blocks: the table [num_seqs, max_blocks], sequence after sequence in order by default; state_blocks: the first block of
+    each sequence's recurrent state.
     """
     rows = len(next(iter(inputs.values()))) if token_ids is None else len(token_ids)
     lengths = [rows] if lengths is None else lengths
@@ -74,4 +76,5 @@ def run_rows(
         argmax=argmax,
         num_threads=num_threads,
         num_ops=num_ops,
+        state_blocks=None if state_blocks is None else np.array(state_blocks, np.int32),
     )
