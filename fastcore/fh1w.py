@@ -13,8 +13,8 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from fastcore.checkpoint import MappedFile, Tensor
-from fastcore.config import ModelConfig, parse_config
+from fastcore.checkpoint import MappedFile, Tensor, open_checkpoint
+from fastcore.config import ModelConfig, load_config, parse_config
 from fastcore.errors import CheckpointError, UnsupportedModelError
 
 MAGIC = b"FH1W"
@@ -120,6 +120,28 @@ def write_fh1w(path: str | Path, tensors: Mapping[str, TensorLike]) -> None:
     finally:
         with suppress(FileNotFoundError):
             unfinished.unlink()
+
+
+def export_fh1w(model: str | Path, path: str | Path) -> None:
+    """Write a Falcon-H1 model folder or file as a pack, with its config.json beside it.
+
+    A tied head is written out, as readers of this format expect one. Raises UnsupportedModelError for another
+    model_type and CheckpointError if a different config.json is beside the pack already.
+    """
+    model, path = Path(model), Path(path)
+    config = load_config(model)
+    if config.model_type != "falcon_h1":
+        raise UnsupportedModelError(f"{model} is a {config.model_type} model; an FH1W pack holds falcon_h1 only")
+    ours, beside = (model if model.is_dir() else model.parent) / "config.json", path.parent / "config.json"
+    if ours.exists() and beside.exists() and ours.read_bytes() != beside.read_bytes():
+        raise CheckpointError(f"{beside} is the config of another model; write the pack to another folder")
+    with open_checkpoint(model) as checkpoint:
+        tensors: dict[str, TensorLike] = dict(checkpoint)
+        if config.tie_word_embeddings and "model.embed_tokens.weight" in tensors:
+            tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
+        write_fh1w(path, tensors)
+    if ours.exists() and not beside.exists():
+        beside.write_bytes(ours.read_bytes())
 
 
 def _head(name: str, shape: tuple[int, ...]) -> bytes:
