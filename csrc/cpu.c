@@ -24,6 +24,16 @@ int fc_cpu_has_avx2(void)
     }
     return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (ebx & bit_AVX2);
 }
+
+int fc_cpu_has_avx512(void)
+{
+    unsigned eax, ebx, ecx, edx;
+    const unsigned wanted = bit_AVX512F | bit_AVX512BW | bit_AVX512VL;
+    const uint64_t state = 0xe6; /* xmm, ymm, mask registers, both halves of zmm */
+    return fc_cpu_has_avx2() && (enabled_state() & state) == state && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) &&
+           (ebx & wanted) == wanted;
+}
 #else
 int fc_cpu_has_avx2(void) { return 0; }
+int fc_cpu_has_avx512(void) { return 0; }
 #endif

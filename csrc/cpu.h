@@ -3,5 +3,6 @@
 #define FC_CPU_H
 
 int fc_cpu_has_avx2(void);   /* AVX2, FMA and F16C */
+int fc_cpu_has_avx512(void); /* those, and AVX-512 F, BW and VL */
 
 #endif

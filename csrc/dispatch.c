@@ -16,6 +16,9 @@ static const struct {
     {"scalar", always, &fc_kernels_scalar},
 #if defined(__x86_64__) || defined(_M_X64)
     {"avx2", fc_cpu_has_avx2, &fc_kernels_avx2},
+    {"avx512", fc_cpu_has_avx512, &fc_kernels_avx512},
+#elif defined(__aarch64__)
+    {"neon", always, &fc_kernels_neon},
 #endif
 };
 

@@ -96,7 +96,9 @@ static inline size_t fc_attention_scratch_floats(int head_dim)
 
 extern const fc_kernels fc_kernels_scalar;
 #if defined(__x86_64__) || defined(_M_X64)
-extern const fc_kernels fc_kernels_avx2;
+extern const fc_kernels fc_kernels_avx2, fc_kernels_avx512;
+#elif defined(__aarch64__)
+extern const fc_kernels fc_kernels_neon;
 #endif
 
 /* The table in use. */

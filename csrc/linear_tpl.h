@@ -72,7 +72,7 @@
         FC_GRID_##P(R, FC_WRITE)                                                                                     \
     }
 
-/* The panels of R rows: P at a time, then the rest one by one (for one row, the rest at once: it must hide latency alone). */
+/* The panels of R rows: P at a time, then two, then one (for one row, the rest at once: it must hide latency alone). */
 #define FC_RUN_TILE(R, P)                                                                                            \
     FC_TILE(R, P)(x, ld_x, w + p *panel_bytes, panel_bytes, k_bytes, num_k, acc + p * 16, ld_acc, first,             \
                   ahead + p * panel_bytes, ahead_bytes);                                                             \
@@ -82,6 +82,9 @@
     case R:                       \
         while (panels - p >= P) { \
             FC_RUN_TILE(R, P);    \
+        }                         \
+        while (panels - p >= 2 && P > 2) { \
+            FC_RUN_TILE(R, 2);    \
         }                         \
         while (p < panels) {      \
             FC_RUN_TILE(R, 1);    \

@@ -6,7 +6,8 @@
 #include <stdint.h>
 
 #define FC_ISA avx2
-/* Panels that a tile of four to six rows takes at once: what the registers hold. */
+/* Panels that a tile of two and three, and of four to six rows takes at once: what the registers hold. */
+#define FC_PANELS_2 2
 #define FC_PANELS_4 1
 
 typedef struct {

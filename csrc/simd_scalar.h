@@ -9,7 +9,8 @@
 #include "half.h"
 
 #define FC_ISA scalar
-/* Panels that a tile of four to six rows takes at once: what the registers hold. */
+/* Panels that a tile of two and three, and of four to six rows takes at once: what the registers hold. */
+#define FC_PANELS_2 2
 #define FC_PANELS_4 1
 
 typedef struct {
