@@ -104,7 +104,7 @@ class Classification:
         return None if self.sensitivity_logit is None else _sigmoid(self.sensitivity_logit)
 
     def spans(self, offsets: str = "code_points") -> list[Span]:
-        """Start and end of each entity: in code_points, in bytes of utf8, or in units of utf16, as JavaScript has them."""
+        """Start and end of each entity in code_points, in bytes (utf8), or in 16-bit units as in JavaScript (utf16)."""
         spans = [(entity.start, entity.end) for entity in self.entities]
         if offsets not in OFFSETS:
             raise ValueError(f"offsets is {offsets!r}; expected one of {', '.join(OFFSETS)}")
