@@ -20,6 +20,8 @@ LOG_SOFTMAX = 2e-6  # absolute, on one log-probability: f32 weights summed in do
 DRAW_MARGIN = 2e-6  # of the mass: a draw closer than this to a boundary may fall on either side of it
 ATTENTION = 5e-6  # times the largest |v|: scores of the order of 1 to 10 go through exp
 SCAN = 2e-5  # times the largest |y|: the state's rounding is carried from step to step
+STATE_DRIFT = 1e-3  # times the largest |state|, after 512 steps in f32
+DECAY_RATE = 1e-6  # relative, of a rate computed in double and stored in f32
 VITERBI_SCORE = 1e-5  # relative, on the score of a path: one f32 addition a token
 
 # Formulas evaluated in double on both sides
