@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": "complete a prompt",
     "chat": "talk with a model",
     "mask": "find personal data in texts and files, and mask it",
+    "serve": "answer over HTTP",
     "info": "show this machine, or a model and the memory it needs",
     "pull": "fetch a model into the cache",
     "bench": "measure speed against the limits of this machine",

@@ -1,0 +1,71 @@
+"""Serve a model over HTTP.
+
+  fastcore serve --model FOLDER --port 8000
+  curl -s localhost:8000/v1/pii -H 'content-type: application/json' -d '{"sequences": ["My name is John Smith"]}'
+
+A token classifier answers POST /v1/pii (entities and masked texts) and POST /v1/scoring (token_ids, pruning_scores,
+ranking_scores: its numbers token by token). GET /health and GET /v1/models answer for every model.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from fastcore.cli.options import add_model_options
+
+__all__ = ["configure", "run"]
+
+KEY_VARIABLE = "FASTCORE_API_KEY"
+PII_NAME = "pii-masking-latest"  # what clients of the PII model's scoring service call it
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, help="folder, hub id or named model")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="default: 8000")
+    parser.add_argument(
+        "--api-key", metavar="KEY", help=f"wanted as `Authorization: Bearer KEY` (better given as {KEY_VARIABLE})"
+    )
+    parser.add_argument(
+        "--cors", action="append", default=[], metavar="ORIGIN",
+        help="let web pages from this origin call, or from any (*); repeatable (default: none)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--served-model-name", action="append", default=[], metavar="NAME",
+        help="what requests may call the model; repeatable (default: the folder's name)",
+    )  # fmt: skip
+    parser.add_argument("--max-body", type=float, default=16, metavar="MB", help="largest request (default: 16)")
+    parser.add_argument(
+        "--body-seconds", type=float, default=30, metavar="S", help="longest wait for one (default: 30)"
+    )
+    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    add_model_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from fastcore.classify import TokenClassifier
+    from fastcore.registry import resolve
+    from fastcore.server import create_app, run_server
+
+    if args.max_body <= 0 or args.body_seconds <= 0:
+        raise ValueError("--max-body and --body-seconds must be more than 0")
+    path = resolve(args.model)
+    model = TokenClassifier(path, dtype=args.dtype, num_threads=args.threads, max_seq_len=args.max_seq_len)
+    model.tokenizer  # noqa: B018  read now rather than in the first request
+    app = create_app(
+        model,
+        args.served_model_name or [_name(args.model, path), PII_NAME],
+        api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
+        cors_origins=args.cors,
+        max_body_bytes=int(args.max_body * 1e6),
+        body_seconds=args.body_seconds,
+    )
+    run_server(app, args.host, args.port, args.log_level)
+    return 0
+
+
+def _name(model: str, path: Path) -> str:
+    """A hub id or a named model is called what it was called; a folder by its last part."""
+    return path.resolve().name if Path(model).exists() else model

@@ -1,0 +1,361 @@
+"""The server, over real sockets: answers, refusals, limits, keys and CORS."""
+
+import http.client
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from labelled import labelled_checkpoint
+
+from fastcore import MissingPackageError, TokenClassifier
+from fastcore.masking import unmask
+
+pytest.importorskip("starlette")
+uvicorn = pytest.importorskip("uvicorn")
+
+from fastcore.server import create_app  # noqa: E402
+from fastcore.server.run import server_config  # noqa: E402
+
+NAMES = ["tiny", "pii-masking-latest"]
+JSON = {"Content-Type": "application/json"}
+Call = Callable[..., tuple[int, Any, dict[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> TokenClassifier:
+    return TokenClassifier(labelled_checkpoint(tmp_path_factory.mktemp("labelled")), num_threads=1)
+
+
+@contextmanager
+def serving(classifier: TokenClassifier, **options: Any) -> Iterator[int]:
+    """The port of a running server."""
+    app = create_app(classifier, NAMES, **options)
+    server = uvicorn.Server(server_config(app, "127.0.0.1", 0, "critical"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def call(port: int, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None):
+    """(status, JSON of the answer or its text, headers with lower-case names)."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    try:
+        connection.request(method, path, raw, (JSON if raw is not None else {}) | (headers or {}))
+        response = connection.getresponse()
+        content = response.read()
+        fields = {name.lower(): value for name, value in response.getheaders()}
+    finally:
+        connection.close()
+    is_json = fields.get("content-type") == "application/json"
+    return response.status, json.loads(content) if is_json else content.decode(), fields
+
+
+@pytest.fixture(scope="module")
+def port(classifier: TokenClassifier) -> Iterator[int]:
+    with serving(classifier) as port:
+        yield port
+
+
+# ---------------------------------------------------------------- answers
+
+
+def test_health_and_models(port: int) -> None:
+    assert call(port, "GET", "/health")[:2] == (200, {"status": "ok"})
+    status, models, _ = call(port, "GET", "/v1/models")
+    assert status == 200
+    assert [model["id"] for model in models["data"]] == NAMES
+
+
+def test_scoring_gives_the_classifiers_numbers(port: int, classifier: TokenClassifier) -> None:
+    texts = ["ring BOB", "", "caf\u00e9 \U0001f4f7 555"]
+    status, answer, _ = call(port, "POST", "/v1/scoring", {"model": "pii-masking-latest", "sequences": texts})
+    assert status == 200
+    assert set(answer) == {"token_ids", "pruning_scores", "ranking_scores"}
+    for i, scores in enumerate(classifier.score(texts)):
+        assert answer["token_ids"][i] == scores.token_ids
+        received = np.array(answer["pruning_scores"][i], np.float32).reshape(-1, 37)
+        assert np.array_equal(received, scores.logits)
+        assert answer["ranking_scores"][i] == [scores.sensitivity_logit]
+
+
+def test_pii_finds_and_masks(port: int, classifier: TokenClassifier) -> None:
+    texts = ["\U0001f4f7 ring BOB\r\n", "nobody", "at 555"]
+    status, answer, _ = call(port, "POST", "/v1/pii", {"sequences": texts})
+    assert status == 200
+    assert answer["results"] == [
+        result.to_dict() | {"masked_text": classifier.mask(text).text}
+        for text, result in zip(texts, classifier(texts), strict=True)
+    ]
+    assert answer["results"][0]["masked_text"] == "\U0001f4f7 ring [PRIVATE_PERSON]\r\n"
+
+
+def test_pii_options(port: int) -> None:
+    def masked(text: str, **options: Any) -> Any:
+        status, answer, _ = call(port, "POST", "/v1/pii", {"sequences": [text], **options})
+        assert status == 200
+        return answer["results"][0]
+
+    assert masked("BOB 555", operator="mask", keep=1, mask_char="#")["masked_text"] == "##B ##5"
+    assert masked("BOB 555", per_label={"private_person": None})["masked_text"] == "BOB [PRIVATE_PHONE]"
+    assert masked("BOB 555", allow_list=["BOB"], threshold=0.5)["masked_text"] == "BOB [PRIVATE_PHONE]"
+    assert len(masked("BOB", operator="hash", key="k")["masked_text"]) == len("[PRIVATE_PERSON:]") + 64
+    numbered = masked("BOB, BOB", operator="placeholder")
+    assert unmask(numbered["masked_text"], numbered["mapping"]) == "BOB, BOB"
+    for offsets, start in (("code_points", 2), ("utf16", 3), ("utf8", 5)):
+        assert masked("\U0001f4f7 BOB", offsets=offsets)["entities"][0]["start"] == start
+
+
+def test_lone_surrogates_come_back_as_they_went_in(port: int) -> None:
+    status, answer, _ = call(port, "POST", "/v1/pii", b'{"sequences": ["\\ud800 BOB"]}')
+    assert status == 200
+    assert answer["results"][0]["masked_text"] == "\ud800 [PRIVATE_PERSON]"
+
+
+def test_requests_at_once_get_their_own_answers(port: int, classifier: TokenClassifier) -> None:
+    texts = [[f"number {caller} of BOB {'x ' * (caller % 7)}{i}" for i in range(5)] for caller in range(12)]
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda own: call(port, "POST", "/v1/pii", {"sequences": own}), texts))
+    for own, (status, answer, _) in zip(texts, answers, strict=True):
+        assert status == 200
+        assert [result["masked_text"] for result in answer["results"]] == [classifier.mask(text).text for text in own]
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("path", ["/v1/scoring", "/v1/pii"])
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b"", 400, "not JSON"),
+        (b"{", 400, "not JSON"),
+        (b"\xff", 400, "not JSON"),
+        (b"[" * 100_000, 400, "not JSON"),
+        (b'{"sequences": [NaN]}', 400, "NaN is not a JSON number"),
+        (["x"], 400, "the body is a JSON list; expected an object"),
+        ({}, 400, "sequences is missing"),
+        ({"sequences": None}, 400, "sequences is missing"),
+        ({"sequences": []}, 400, "sequences is empty"),
+        ({"sequences": "BOB"}, 400, "sequences is a JSON string; expected a list of strings"),
+        ({"sequences": ["BOB", 5]}, 400, "sequences[1] is a JSON number"),
+        ({"sequences": ["BOB", None]}, 400, "sequences[1] is a JSON null"),
+        ({"sequences": ["BOB"], "model": "gpt"}, 404, "the model 'gpt' is not served here; served: tiny"),
+        ({"sequences": ["BOB"], "model": 7}, 400, "model is a JSON number"),
+        ({"sequences": ["BOB"], "sequence": 1}, 400, "unknown field 'sequence'"),
+    ],
+)
+def test_bad_bodies_are_refused(port: int, path: str, body: Any, status: int, message: str) -> None:
+    got, answer, _ = call(port, "POST", path, body)
+    assert got == status
+    assert message in answer["error"]["message"]
+    assert answer["error"]["code"] == status
+    assert answer["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"operator": "blur"}, "operator is 'blur'"),
+        ({"operator": "hash"}, "needs key="),
+        ({"operator": 1}, "operator is a JSON number"),
+        ({"threshold": "0.5"}, "threshold is a JSON string"),
+        ({"threshold": True}, "threshold is a JSON boolean"),
+        ({"threshold": 2}, "threshold is 2"),
+        ({"keep": 1.5}, "keep is 1.5"),
+        ({"mask_char": "ab"}, "mask_char is 'ab'"),
+        ({"allow_list": "BOB"}, "allow_list is a JSON string"),
+        ({"per_label": {"fax": None}}, "per_label has 'fax'"),
+        ({"per_label": {"private_phone": 1}}, "per_label must be an object"),
+        ({"offsets": "bytes"}, "offsets is 'bytes'"),
+    ],
+)
+def test_bad_options_are_refused(port: int, options: dict[str, Any], message: str) -> None:
+    status, answer, _ = call(port, "POST", "/v1/pii", {"sequences": ["BOB"], **options})
+    assert status == 400
+    assert message in answer["error"]["message"]
+
+
+def test_no_such_path_or_method(port: int) -> None:
+    for method, path, status in (("GET", "/v2", 404), ("GET", "/v1/pii", 405), ("POST", "/health", 405)):
+        got, answer, headers = call(port, method, path)
+        assert got == status
+        assert path in answer["error"]["message"]
+        assert (status == 405) == ("allow" in headers)
+
+
+def test_a_model_that_fails_is_the_servers_fault(tiny_folder: Callable[..., Path], monkeypatch: Any) -> None:
+    pii = TokenClassifier(tiny_folder("pii_masking"), num_threads=1)
+    with serving(pii) as port:
+        monkeypatch.setattr(pii._queue, "_scores", lambda windows: [np.full((len(w), 38), np.nan) for w in windows])
+        status, answer, _ = call(port, "POST", "/v1/pii", {"sequences": ["x"]})
+        assert status == 500
+        assert "are not finite" in answer["error"]["message"]
+        assert answer["error"]["type"] == "server_error"
+        monkeypatch.setattr(pii._queue, "_scores", lambda windows: 1 / 0)
+        status, answer, _ = call(port, "POST", "/v1/pii", {"sequences": ["x"]})
+        assert (status, answer["error"]["message"]) == (500, "internal error; the server's log has the details")
+        monkeypatch.undo()
+        assert call(port, "POST", "/v1/pii", {"sequences": ["x"]})[0] == 200
+
+
+# ---------------------------------------------------------------- limits
+
+
+def still_serves(port: int) -> bool:
+    return call(port, "POST", "/v1/pii", {"sequences": ["BOB"]})[0] == 200
+
+
+def test_a_body_that_is_too_large(port: int) -> None:
+    status, answer, headers = call(port, "POST", "/v1/pii", b'{"sequences": ["' + b"x" * (64 << 20) + b'"]}')
+    assert status == 413
+    assert "larger than 16777216 bytes" in answer["error"]["message"]
+    assert headers["connection"] == "close"
+    assert still_serves(port)
+
+
+def test_a_chunked_body_that_is_too_large(classifier: TokenClassifier) -> None:
+    with serving(classifier, max_body_bytes=1000) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("POST", "/v1/pii", iter([b"x" * 600] * 5), JSON, encode_chunked=True)
+        assert connection.getresponse().status == 413
+        connection.close()
+        body = b'{"sequences": ["%s"]}'
+        assert call(port, "POST", "/v1/pii", body % (b"x" * (1000 - len(body) + 2)))[0] == 200
+        assert call(port, "POST", "/v1/pii", body % (b"x" * (1000 - len(body) + 3)))[0] == 413
+
+
+def raw(port: int, *parts: bytes, pause: float = 0.0) -> bytes:
+    """What the server answers to these bytes on one connection, up to its end."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        for part in parts:
+            connection.sendall(part)
+            time.sleep(pause)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+        return answer
+
+
+def test_a_body_that_comes_slowly(classifier: TokenClassifier) -> None:
+    head = b"POST /v1/pii HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+    with serving(classifier, body_seconds=0.3) as port:
+        answer = raw(port, head, *[b" "] * 4, pause=0.05)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"did not come within 0.3 seconds" in answer
+        assert still_serves(port)
+
+
+@pytest.mark.parametrize("length", [b"-1", b"x", b"1e3", b"5, 6", b"99999999999999999999999999"])
+def test_a_wrong_content_length(classifier: TokenClassifier, length: bytes) -> None:
+    with serving(classifier, body_seconds=0.3) as port:
+        head = b"POST /v1/pii HTTP/1.1\r\nHost: x\r\nContent-Length: " + length + b"\r\n\r\n"
+        answer = raw(port, head)
+        assert answer.split()[1] in (b"400", b"413")
+        assert still_serves(port)
+
+
+def test_a_content_length_that_is_too_short(port: int) -> None:
+    head = b"POST /v1/pii HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
+    answer = raw(port, head + b'{"sequences": ["BOB"]}')
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"not JSON" in answer
+    assert still_serves(port)
+
+
+def test_a_client_that_leaves(port: int, classifier: TokenClassifier) -> None:
+    body = json.dumps({"sequences": ["BOB " * 50] * 400}).encode()
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"POST /v1/pii HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        while not classifier._queue._waiting:
+            time.sleep(0.001)
+    deadline = time.monotonic() + 30
+    while classifier._queue._waiting and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not classifier._queue._waiting
+    assert still_serves(port)
+
+
+# ---------------------------------------------------------------- keys and other origins
+
+ORIGIN = "https://app.example"
+PREFLIGHT = {
+    "Origin": ORIGIN,
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization,x-stainless-os",
+}
+
+
+def test_a_key_is_wanted(classifier: TokenClassifier) -> None:
+    body = {"sequences": ["BOB"]}
+    with serving(classifier, api_key="s3cret") as port:
+        for headers in (
+            {},
+            {"Authorization": "Bearer s3cre"},
+            {"Authorization": "s3cret"},
+            {"Authorization": "Bearer "},
+        ):
+            status, answer, fields = call(port, "POST", "/v1/pii", body, headers)
+            assert status == 401
+            assert fields["www-authenticate"] == "Bearer"
+            assert "Authorization" in answer["error"]["message"]
+            assert call(port, "GET", "/v1/models", None, headers)[0] == 401
+        assert call(port, "POST", "/v1/pii", body, {"Authorization": "Bearer s3cret"})[0] == 200
+        assert call(port, "GET", "/health")[0] == 200
+
+
+@pytest.mark.parametrize("api_key", [None, "k"])
+def test_cors_is_off_by_default(classifier: TokenClassifier, api_key: str | None) -> None:
+    with serving(classifier, api_key=api_key) as port:
+        status, _, preflight = call(port, "OPTIONS", "/v1/pii", None, PREFLIGHT)
+        assert status in (401, 405)
+        key = {"Authorization": f"Bearer {api_key}"}
+        status, _, headers = call(port, "POST", "/v1/pii", {"sequences": ["x"]}, {"Origin": ORIGIN} | key)
+        assert status == 200
+        assert not [name for name in (*preflight, *headers) if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("api_key", [None, "k"])
+@pytest.mark.parametrize("allowed", [ORIGIN, "*"])
+def test_cors_when_it_is_on(classifier: TokenClassifier, api_key: str | None, allowed: str) -> None:
+    with serving(classifier, api_key=api_key, cors_origins=[allowed]) as port:
+        status, _, headers = call(port, "OPTIONS", "/v1/pii", None, PREFLIGHT)
+        assert 200 <= status < 300
+        assert headers["access-control-allow-headers"] == "authorization,x-stainless-os"
+        assert "POST" in headers["access-control-allow-methods"]
+        key = {"Authorization": f"Bearer {api_key}"}
+        for sent, expected in ((key, 200), ({}, 200 if api_key is None else 401)):
+            status, _, headers = call(port, "POST", "/v1/pii", {"sequences": ["x"]}, {"Origin": ORIGIN} | sent)
+            assert status == expected
+            assert headers["access-control-allow-origin"] == allowed
+            assert "access-control-allow-credentials" not in headers
+        if allowed != "*":
+            headers = call(port, "OPTIONS", "/v1/pii", None, PREFLIGHT | {"Origin": "https://other.example"})[2]
+            assert "access-control-allow-origin" not in headers
+
+
+# ---------------------------------------------------------------- without the extra
+
+
+def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("fastcore.server")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'fastcore-engine\[serve\]'"):
+        import fastcore.server  # noqa: F401
