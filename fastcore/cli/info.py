@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import platform
-from pathlib import Path
 from typing import Any
 
 __all__ = ["configure", "run"]
@@ -15,7 +13,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    facts = {"machine": _machine()}
+    from fastcore.machine import machine_facts
+
+    facts = {"machine": machine_facts()}
     if args.model is not None:
         facts["model"] = _model(args.model)
     if args.json:
@@ -23,34 +23,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(_lines(facts)))
     return 0
-
-
-def _machine() -> dict[str, Any]:
-    from fastcore import __version__, _kernels
-    from fastcore.threads import thread_limits
-
-    limits = thread_limits()
-    return {
-        "fastcore": __version__,
-        "python": platform.python_version(),
-        "cpu": _cpu_name(),
-        "instruction_sets": list(_kernels.available_isas()),
-        "active_instruction_set": _kernels.active_isa(),
-        "threads": limits.num_threads,
-        "threads_reason": limits.reason,
-        "cpus": limits.cpus,
-        "cores": limits.cores,
-        "container_quota": limits.quota,
-    }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _model(name: str) -> dict[str, Any]:

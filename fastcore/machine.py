@@ -1,0 +1,36 @@
+"""This machine, as far as it bears on speed."""
+
+import platform
+from pathlib import Path
+from typing import Any
+
+__all__ = ["machine_facts"]
+
+
+def machine_facts() -> dict[str, Any]:
+    """Version, processor, instruction sets and thread limits, ready for JSON."""
+    from fastcore import __version__, _kernels
+    from fastcore.threads import thread_limits
+
+    limits = thread_limits()
+    return {
+        "fastcore": __version__,
+        "python": platform.python_version(),
+        "cpu": _cpu_name(),
+        "instruction_sets": list(_kernels.available_isas()),
+        "active_instruction_set": _kernels.active_isa(),
+        "threads": limits.num_threads,
+        "threads_reason": limits.reason,
+        "cpus": limits.cpus,
+        "cores": limits.cores,
+        "container_quota": limits.quota,
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
