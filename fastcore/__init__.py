@@ -27,6 +27,7 @@ _HOMES = {
     "MissingShardError": "errors",
     "ModelNotFoundError": "errors",
     "NonFiniteError": "errors",
+    "ServerError": "errors",
     "UnsupportedModelError": "errors",
 }
 

@@ -1,4 +1,4 @@
-"""Every error that fastcore raises on purpose. Each message says what, which field or tensor, expected, found, and what to do."""
+"""Every error that fastcore raises on purpose. A message says what, which field or tensor, expected, found, what to do."""
 
 __all__ = [
     "CacheFullError",
@@ -10,6 +10,7 @@ __all__ = [
     "MissingShardError",
     "ModelNotFoundError",
     "NonFiniteError",
+    "ServerError",
     "UnsupportedModelError",
 ]
 
@@ -48,6 +49,10 @@ class ChatTemplateError(Error, ValueError):
 
 class ModelNotFoundError(Error, FileNotFoundError):
     """No folder, file, cached model or reachable source answers to this model name."""
+
+
+class ServerError(Error, OSError):
+    """A server that was asked does not answer, or answers something else."""
 
 
 class MissingPackageError(Error, ImportError):
