@@ -68,7 +68,7 @@ static void FC_NAME(time_steps)(const float *x, const float *bias, const float *
 #define FC_DEFINE_SCAN(P)                                                                                       \
     static inline void FC_NAME(scan_##P)(const fc_scan_task *task)                                              \
     {                                                                                                           \
-        ptrdiff_t tile_floats = (ptrdiff_t)task->d_state * 16;                                                  \
+        const ptrdiff_t d_state = task->d_state, tile_floats = d_state * 16;                                    \
         float *restrict state = task->state;                                                                    \
         const p16 skip = p16_set1(task->skip);                                                                  \
         FC_PANELS_UP_TO_##P(FC_SCAN_DECLARE) for (ptrdiff_t t = 0; t < task->tokens; t++)                       \
@@ -77,7 +77,7 @@ static void FC_NAME(time_steps)(const float *x, const float *bias, const float *
             const float *restrict B = task->B + t * task->ld_x, *restrict C = task->C + t * task->ld_x;         \
             const p16 dt = p16_set1(task->step[t * task->ld_step]);                                             \
             const p16 decay = p16_set1(task->decay[t * task->ld_step]);                                         \
-            FC_PANELS_UP_TO_##P(FC_SCAN_INPUT) for (ptrdiff_t n = 0; n < task->d_state; n++)                    \
+            FC_PANELS_UP_TO_##P(FC_SCAN_INPUT) for (ptrdiff_t n = 0; n < d_state; n++)                          \
             {                                                                                                   \
                 const p16 b = p16_set1(B[n]), c = p16_set1(C[n]);                                               \
                 FC_PANELS_UP_TO_##P(FC_SCAN_UPDATE)                                                             \
