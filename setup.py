@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -17,11 +18,18 @@ OPENMP = ["-fopenmp"]
 COMPILE = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", *OPENMP]
 WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-function", "-Wno-unused-parameter"]
 
+WHAT_TO_INSTALL = (
+    "Install: xcode-select --install; brew install llvm libomp; then build with CC=$(brew --prefix llvm)/bin/clang."
+    if platform.system() == "Darwin"
+    else "Install: gcc and python3-dev (Debian, Ubuntu: apt install build-essential python3-dev; Fedora: dnf install "
+    "gcc python3-devel; Alpine: apk add build-base python3-dev); with clang also libomp-dev."
+)
+
 CHECK = "#include <Python.h>\n#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n"
 
 
 class BuildKernels(build_ext):
-    """build_ext that first asks whether a C compiler with OpenMP and the Python headers is there, and says what to install."""
+    """build_ext that first looks for a C compiler with OpenMP and the Python headers, and says what to install."""
 
     def build_extensions(self) -> None:
         if self.compiler.compiler_type == "msvc":
@@ -29,28 +37,20 @@ class BuildKernels(build_ext):
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder, "check.c")
             source.write_text(CHECK)
-            command = [*self.compiler.compiler_so, *OPENMP, f"-I{self.include_dirs_python()}", "-c", str(source), "-o",
-                       str(Path(folder, "check.o"))]
+            command = [*self.compiler.compiler_so, *OPENMP, f"-I{sysconfig.get_paths()['include']}", "-c", str(source)]
+            command += ["-o", str(Path(folder, "check.o"))]
             try:
                 done = subprocess.run(command, capture_output=True, text=True)
             except OSError as error:
-                sys.exit(f"fastcore needs a C compiler, and {command[0]!r} does not start ({error}).\n{self.what_to_install()}")
+                sys.exit(
+                    f"fastcore needs a C compiler, and {command[0]!r} does not start ({error}).\n{WHAT_TO_INSTALL}"
+                )
             if done.returncode:
-                sys.exit(f"fastcore needs a C compiler with OpenMP and the Python headers; {command[0]!r} says:\n"
-                         f"{done.stderr.strip()}\n{self.what_to_install()}")
+                sys.exit(
+                    f"fastcore needs a C compiler with OpenMP and the Python headers; {command[0]!r} says:\n"
+                    f"{done.stderr.strip()}\n{WHAT_TO_INSTALL}"
+                )
         super().build_extensions()
-
-    def include_dirs_python(self) -> str:
-        import sysconfig
-
-        return sysconfig.get_paths()["include"]
-
-    @staticmethod
-    def what_to_install() -> str:
-        if platform.system() == "Darwin":
-            return "Install: xcode-select --install; brew install llvm libomp; then build with CC=$(brew --prefix llvm)/bin/clang."
-        return ("Install: gcc and python3-dev (Debian, Ubuntu: apt install build-essential python3-dev; Fedora: dnf install gcc "
-                "python3-devel; Alpine: apk add build-base python3-dev); with clang also libomp-dev.")
 
 
 extension = Extension(

@@ -1,4 +1,4 @@
-"""Every error that fastcore raises on purpose. A message says what, which field or tensor, expected, found, what to do."""
+"""Every error that fastcore raises on purpose. A message says what, which field, expected, found, and what to do."""
 
 __all__ = [
     "CacheFullError",

@@ -15,7 +15,7 @@ __all__ = ["Chunk", "Completion", "TextStream", "Timings", "TokenLogprob", "Usag
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token, its logprob under the model, and the most probable tokens at its place as (token id, logprob), best first."""
+    """A token, its logprob under the model, and the most probable ones there, (token id, logprob), best first."""
 
     token_id: int
     logprob: float
@@ -58,8 +58,8 @@ class Completion:
     """What came out for one prompt.
 
     finish_reason: stop (an end-of-sequence or stop token, or a stop string, which is not part of the text) | length.
-    token_ids: all new tokens, an ending token included. logprobs: one per new token, when asked for; prompt_logprobs: one per
-    prompt token, None for the first.
+    token_ids: all new tokens, an ending token included.
+    logprobs, prompt_logprobs: when asked for, one per new token and one per prompt token, None for the first.
     """
 
     text: str
@@ -141,7 +141,13 @@ def completion(request: Request, text: str) -> Completion:
     first = request.first_token or finished
     prompt_logprobs = None
     if request.params.prompt_logprobs is not None:
-        prompt_logprobs = [None, *(TokenLogprob(request.prompt_token_ids[i + 1], *values) for i, values in enumerate(request.prompt_logprobs))]
+        prompt_logprobs = [
+            None,
+            *(
+                TokenLogprob(request.prompt_token_ids[i + 1], *values)
+                for i, values in enumerate(request.prompt_logprobs)
+            ),
+        ]
     return Completion(
         text=text,
         token_ids=list(request.token_ids),

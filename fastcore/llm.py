@@ -3,7 +3,7 @@
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +86,9 @@ class LLM:
     ) -> None:
         config = model.config
         if config.is_token_classifier:
-            raise UnsupportedModelError(f"{config.architectures} classifies tokens; open it with fastcore.TokenClassifier")
+            raise UnsupportedModelError(
+                f"{config.architectures} classifies tokens; open it with fastcore.TokenClassifier"
+            )
         longest = config.max_position_embeddings
         if max_seq_len is not None and not (
             isinstance(max_seq_len, int) and not isinstance(max_seq_len, bool) and 1 <= max_seq_len <= longest
@@ -105,10 +107,6 @@ class LLM:
 
     # ---------------------------------------------------------------- generation
 
-    @overload
-    def generate(self, prompts: str, params: SamplingParams | None = None, **options: Any) -> Completion: ...
-    @overload
-    def generate(self, prompts: Sequence[Any], params: SamplingParams | None = None, **options: Any) -> Any: ...
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -124,15 +122,15 @@ class LLM:
     ) -> Any:
         """Complete a prompt (text or token ids), or each prompt of a list, as one batch.
 
-        params: all options; the keyword options replace its fields. Without max_tokens at most 256 new tokens come, fewer where
-        the context ends. Greedy unless a temperature is given. Returns a Completion, or a list of them for a list; with n > 1,
-        a list of n for each prompt. Raises ContextLengthError for a prompt beyond max_seq_len, ValueError for an empty one,
-        NonFiniteError where the model's logits are not numbers.
+        params: all options; the keyword options replace its fields. Without max_tokens at most 256 new tokens come,
+        fewer where the context ends. Greedy unless a temperature is given. Returns a Completion, or a list of them for
+        a list; with n > 1, a list of n for each prompt. Raises ContextLengthError for a prompt beyond max_seq_len,
+        ValueError for an empty one, NonFiniteError where the model's logits are not numbers.
         """
         params = _with_options(params, max_tokens, temperature, top_k, top_p, seed, stop, logprobs)
         if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer)):
-            return self._complete([self._prompt_ids(prompts)], params)[0]
-        return self._complete([self._prompt_ids(prompt) for prompt in prompts], params)
+            return self._complete([self._prompt_ids(cast(Prompt, prompts))], params)[0]
+        return self._complete([self._prompt_ids(prompt) for prompt in cast(Sequence[Prompt], prompts)], params)
 
     def stream(
         self,
@@ -222,7 +220,9 @@ class LLM:
         wanted = DEFAULT_MAX_TOKENS if params.max_tokens is None else params.max_tokens
         endings = {*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}
         sampler = Sampler(params, self.config.vocab_size, token_ids, tuple(endings), seed_offset)
-        text = TextStream(self.tokenizer.decoder(), params.stop if isinstance(params.stop, tuple) else (str(params.stop),))
+        text = TextStream(
+            self.tokenizer.decoder(), params.stop if isinstance(params.stop, tuple) else (str(params.stop),)
+        )
         request = Request(tuple(token_ids), params, sampler, min(wanted, room), frozenset(endings), text.push)
         return request, text
 
@@ -271,8 +271,14 @@ class LLM:
         with StateSequence(self.pool, prompt_length=len(ids)) as sequence:
             for start in range(0, len(ids), LOGIT_ROWS):
                 part = ids[start : start + LOGIT_ROWS]
-                rows = np.empty((len(part), self.config.vocab_size), np.float32) if out is None else out[start : start + len(part)]
-                run_step(self.model, [Piece(sequence, part, range(len(part)))], num_threads=self.num_threads, logits=rows)
+                rows = (
+                    np.empty((len(part), self.config.vocab_size), np.float32)
+                    if out is None
+                    else out[start : start + len(part)]
+                )
+                run_step(
+                    self.model, [Piece(sequence, part, range(len(part)))], num_threads=self.num_threads, logits=rows
+                )
                 yield start, rows
 
 
@@ -284,7 +290,9 @@ def _chunks(scheduler: Scheduler, request: Request, text: TextStream) -> Generat
         if request.finish_reason is not None:
             break
         if len(text.text) > sent_text:
-            yield Chunk(text.text[sent_text:], request.token_ids[sent_tokens:], logprobs=token_logprobs(request, sent_tokens))
+            yield Chunk(
+                text.text[sent_text:], request.token_ids[sent_tokens:], logprobs=token_logprobs(request, sent_tokens)
+            )
             sent_text, sent_tokens = len(text.text), len(request.token_ids)
     if request.error is not None:
         raise request.error

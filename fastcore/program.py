@@ -1,11 +1,12 @@
 """The recorder: a model states its forward pass once, op by op; the C core replays it.
 
-Each method appends one op. The recorder knows which buffers an op reads and writes and puts a barrier before it only where data
-crosses threads.
+Each method appends one op. The recorder knows which buffers an op reads and writes and puts a barrier before it only
+where data crosses threads.
 """
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,9 @@ Vector = NDArray[np.float32]
 class Heads:
     """What happens to q, k and v between their projection and attention, and how attention reads them.
 
-    q and k are normalised per head (q_norm, k_norm: [head_dim]) and rotated; k is scaled by key_scale; k and v go into the cache
-    of `layer`. Scores are scaled by 1 / sqrt(head_dim). A row sees the positions up to its own, or all when not causal.
+    q and k are normalised per head (q_norm, k_norm: [head_dim]) and rotated; k is scaled by key_scale; k and v go into
+    the cache of `layer`. Scores are scaled by 1 / sqrt(head_dim). A row sees the positions up to its own, or all when
+    not causal.
     """
 
     num_heads: int
@@ -84,8 +86,8 @@ class Recorder:
         """
         barrier = self._barrier({src}, {dst})
         self.program.add_op(
-            "linear", barrier=barrier, src=src, dst=dst, weights=weights, bias=bias, column_scale=column_scale, scale=scale,
-            epilogue="add" if add else "store", norm=norm, eps=eps, src_scale=src_scale, rows=rows,
+            "linear", barrier=barrier, src=src, dst=dst, weights=weights, bias=bias, column_scale=column_scale,
+            scale=scale, epilogue="add" if add else "store", norm=norm, eps=eps, src_scale=src_scale, rows=rows,
         )  # fmt: skip
 
     def swiglu(
@@ -102,8 +104,8 @@ class Recorder:
         """dst = silu(gate_scale * gate) * up; the rows of gate and up come interleaved in groups of 16."""
         barrier = self._barrier({src}, {dst})
         self.program.add_op(
-            "linear", barrier=barrier, src=src, dst=dst, weights=gate_up, bias=bias, gate_scale=gate_scale, epilogue="swiglu",
-            norm=norm, eps=eps,
+            "linear", barrier=barrier, src=src, dst=dst, weights=gate_up, bias=bias, gate_scale=gate_scale,
+            epilogue="swiglu", norm=norm, eps=eps,
         )  # fmt: skip
 
     def qkv(
@@ -118,19 +120,20 @@ class Recorder:
         eps: float = 0.0,
         src_scale: float = 1.0,
     ) -> None:
-        """dst = q | k | v of src, heads finished and k, v in the cache; inside the projection where heads are whole panels."""
+        """dst = q | k | v of src, heads finished, k and v in the cache; in one op where heads are whole panels."""
         fused = heads.head_dim % 16 == 0
         cache = ("kv", heads.layer)
         barrier = self._barrier({src}, {dst, cache} if fused else {dst})
-        fields = dict(
-            num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim, layer=heads.layer,
-            causal=heads.causal, q_norm=heads.q_norm, k_norm=heads.k_norm, key_scale=heads.key_scale,
-        )  # fmt: skip
+        fields: dict[str, Any] = {
+            "num_heads": heads.num_heads, "num_kv_heads": heads.num_kv_heads, "head_dim": heads.head_dim,
+            "layer": heads.layer, "causal": heads.causal, "q_norm": heads.q_norm, "k_norm": heads.k_norm,
+            "key_scale": heads.key_scale,
+        }  # fmt: skip
         if fused and heads.eps not in (0.0, eps):
             raise ValueError(f"heads with eps {heads.eps} inside a projection with eps {eps}")
         self.program.add_op(
-            "linear", barrier=barrier, src=src, dst=dst, weights=weights, bias=bias, norm=norm, eps=eps, src_scale=src_scale,
-            fused_heads=fused, **(fields if fused else {}),
+            "linear", barrier=barrier, src=src, dst=dst, weights=weights, bias=bias, norm=norm, eps=eps,
+            src_scale=src_scale, fused_heads=fused, **(fields if fused else {}),
         )  # fmt: skip
         if not fused:
             barrier = self._barrier({dst}, {dst, cache})

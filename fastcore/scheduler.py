@@ -3,7 +3,8 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence as Rows
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,7 +27,7 @@ TokenLogprobs = tuple[float, tuple[tuple[int, float], ...]]  # of the token, and
 class Request:
     """One completion on its way: what goes in, and what has come out so far.
 
-    on_token is called with each new token id, and whether a stop string counts yet; it answers whether the text ends there.
+    on_token is called with each new token id and whether a stop string counts yet; it says if the text ends there.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -85,7 +86,7 @@ class Request:
 
 
 class Scheduler:
-    """Runs requests over one model and one state pool. Several threads may drive it: each step advances everybody's requests."""
+    """Runs requests over one model and one state pool. Threads may share it: a step advances everybody's requests."""
 
     def __init__(self, model: Model, pool: StatePool, num_threads: int) -> None:
         self.model = model
@@ -101,7 +102,7 @@ class Scheduler:
         return len(self._waiting) + len(self._running)
 
     def run(self, requests: Rows[Request]) -> Iterator[None]:
-        """Submit the requests and drive steps until all are finished; yields after every step. Leaving early aborts the rest."""
+        """Submit the requests and drive steps until all are finished; yields after each. Leaving early aborts them."""
         with self._lock:
             for request in requests:
                 self._submit(request)
@@ -122,7 +123,10 @@ class Scheduler:
             request.finish("length")
         elif self._positions(request) > self.pool.max_positions:
             needed, bound = self._positions(request), self.pool.max_positions
-            request.finish("error", CacheFullError(f"{needed} positions are needed and the cache holds {bound}; raise kv_cache_bytes"))
+            request.finish(
+                "error",
+                CacheFullError(f"{needed} positions are needed and the cache holds {bound}; raise kv_cache_bytes"),
+            )
         else:
             self._waiting.append(request)
 
@@ -132,7 +136,7 @@ class Scheduler:
         return len(request.prompt_token_ids) + max(0, request.max_new_tokens - 1)
 
     def _admit(self) -> None:
-        """Start waiting requests in order while there is room for all they can need, so that a running one never runs out."""
+        """Start waiting requests, in order, while all they can need fits, so that a running one never runs out."""
         while self._waiting and len(self._running) < MAX_RUNNING:
             sequence = Sequence(self.pool, prompt_length=len(self._waiting[0].prompt_token_ids))
             try:
@@ -179,7 +183,7 @@ class Scheduler:
     def _take_outputs(self, request: Request, logits: np.ndarray, best: np.ndarray) -> None:
         """Logprobs of prompt tokens from the rows before them; a new token from the last row of all."""
         if (best < 0).any():
-            raise NonFiniteError("the model's logits are not finite; a weight is NaN or infinite, or activations overflow")
+            raise NonFiniteError("the model's logits are not finite: a weight is not, or activations overflow")
         if request.wants_prompt_logits:
             position = _length(request) - len(logits)
             for row in logits[: len(request.prompt_token_ids) - 1 - position]:

@@ -158,9 +158,11 @@ def run_step(
 ) -> None:
     """Run the program over the pieces and advance their sequences.
 
-    logits: f32 [number of outputs, vocab_size], written in the order of the pieces. best: i32 [number of outputs], argmax of each
-    row, -1 where a logit is not finite. If it raises, no sequence has advanced; recurrent state is updated in place and
-    cannot go back, so sequences that have such are then empty (length 0), to be computed again or restored.
+    logits: f32 [number of outputs, vocab_size], written in the order of the pieces.
+    best: i32 [number of outputs], argmax of each row, -1 where a logit is not finite.
+    op_seconds: f64 [ops of the program], is added to.
+    If it raises, no sequence has advanced; recurrent state is updated in place and cannot go back, so sequences that
+    have such are then empty (length 0), to be computed again or restored.
     """
     counts = [len(piece.token_ids) for piece in pieces]
     starts = np.zeros(len(pieces) + 1, np.int32)

@@ -51,7 +51,7 @@ class Weights:
         return value
 
     def linear(self, parts: Sequence[tuple[str, int]], in_features: int, dtype: str | None = None) -> PackedLinear:
-        """The maps `parts` = (name, out_features), stacked on each other, as one packed map; `dtype` replaces self.dtype."""
+        """The maps `parts` = (name, out_features), stacked, as one packed map; `dtype` replaces self.dtype."""
         tensors = [self._take(name, (rows, in_features)) for name, rows in parts]
         packed = PackedLinear(sum(rows for _, rows in parts), in_features, dtype or self._packed_dtype(tensors))
         first = 0
@@ -101,7 +101,7 @@ class Weights:
         tensor = self._tensors[name]
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
-                f"tensor {name!r} has shape {list(tensor.shape)}; the config asks for {list(shape)}: they contradict each other"
+                f"tensor {name!r} has shape {list(tensor.shape)}; the config asks for {list(shape)}; one is wrong"
             )
         if tensor.dtype not in _STORED:
             raise CheckpointError(f"tensor {name!r} has dtype {tensor.dtype}; expected F32, F16 or BF16")

@@ -48,9 +48,9 @@ def run_rows(
 ) -> None:
     """Fill the buffers `inputs` (number -> [rows, width]) and run one step.
 
-    lengths: rows of each sequence, all rows in one by default; positions: of each sequence's first row, else zero;
-    blocks: the table [num_seqs, max_blocks], sequence after sequence in order by default; state_blocks: the first block of
-    each sequence's recurrent state.
+    lengths: rows of each sequence, all rows in one by default. positions: of each sequence's first row, else zero.
+    blocks: the table [num_seqs, max_blocks], sequence after sequence in order by default.
+    state_blocks: the first block of each sequence's recurrent state.
     """
     rows = len(next(iter(inputs.values()))) if token_ids is None else len(token_ids)
     lengths = [rows] if lengths is None else lengths

@@ -472,7 +472,7 @@ def test_unknown_fields_are_reported_once() -> None:
         "list": [],
         "_x": 1,
     }
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="unknown to fastcore") as caught:
         config = parse(**fields)
     assert config.unrecognised == ("a_zero", "logits_scaling", "switch")
     assert [str(w.message) for w in caught] == [

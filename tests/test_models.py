@@ -98,7 +98,7 @@ def assert_logits_close(actual: np.ndarray, expected: np.ndarray) -> None:
 # ---------------------------------------------------------------- against transformers and the oracle
 
 
-@pytest.mark.parametrize("name", (*GOLDENS, "llama-dynamic"))
+@pytest.mark.parametrize("name", [*GOLDENS, "llama-dynamic"])
 def test_logits_equal_the_golden(isa: str, data_folder: Path, name: str) -> None:
     case = json.loads((data_folder / name / "case.json").read_text())
     model = load_model(data_folder / name)

@@ -180,7 +180,9 @@ def test_rope_llama3_keeps_fast_pairs_and_slows_slow_ones() -> None:
     scaled, plain = inv_freq(rope_type="llama3", **options), inv_freq()
     turns = 64 * plain / (2 * np.pi)
     fast, slow = turns > 4, turns < 1
-    assert fast.any() and slow.any() and not (fast | slow).all()
+    assert fast.any()
+    assert slow.any()
+    assert not (fast | slow).all()
     np.testing.assert_allclose(scaled[fast], plain[fast], rtol=tolerances.DOUBLE)
     np.testing.assert_allclose(scaled[slow], plain[slow] / 8, rtol=tolerances.DOUBLE)
     between = ~fast & ~slow

@@ -1,4 +1,7 @@
-"""Llama: RMSNorm, RoPE, grouped-query attention, SwiGLU. Qwen2 differs by its q, k, v biases, Qwen3 by its per-head q, k norms."""
+"""Llama: RMSNorm, RoPE, grouped-query attention, SwiGLU.
+
+Qwen2 differs by its q, k, v biases, Qwen3 by its per-head q, k norms.
+"""
 
 from fastcore.config import ModelConfig
 from fastcore.layers import Buffers, attention, swiglu_mlp
