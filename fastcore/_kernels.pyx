@@ -10,7 +10,7 @@ from fastcore.errors import NonFiniteError
 
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 cdef extern from "fastcore.h" nogil:
@@ -547,7 +547,8 @@ cdef class Program:
         """dst [channels] = silu(causal depthwise convolution of src from `column` on). weight: [d_conv, channels]."""
         weight = np.asarray(weight, np.float32)
         if weight.ndim != 2 or not 0 < weight.shape[0] <= FC_MAX_D_CONV or src == dst:
-            raise ValueError(f"convolution with a weight of shape {weight.shape} from buffer {src} to {dst}; kernels are at most {FC_MAX_D_CONV}")
+            raise ValueError(f"convolution with a weight of shape {weight.shape} from buffer {src} to {dst}; "
+                             f"kernels are at most {FC_MAX_D_CONV}")
         d_conv, channels = weight.shape
         self._check_columns(src, column, channels, "convolution of")
         if self._width(dst) != channels:
