@@ -34,7 +34,8 @@ static inline p16 p16_mul(p16 a, p16 b) { FC_EACH(a.v[i] * b.v[i]); }
 static inline p16 p16_div(p16 a, p16 b) { FC_EACH(a.v[i] / b.v[i]); }
 static inline p16 p16_max(p16 a, p16 b) { FC_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 static inline p16 p16_min(p16 a, p16 b) { FC_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
-static inline p16 p16_fma(p16 a, p16 b, p16 c) { FC_EACH(fmaf(a.v[i], b.v[i], c.v[i])); }
+/* Not inlined: sixteen calls of fmaf cost far more than the one around them, and copies in every tile take a minute to compile. */
+static __attribute__((noinline)) p16 p16_fma(p16 a, p16 b, p16 c) { FC_EACH(fmaf(a.v[i], b.v[i], c.v[i])); }
 
 static inline uint32_t fc_bits(float x)
 {
