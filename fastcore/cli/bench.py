@@ -1,17 +1,19 @@
-"""Measure speed against the limits of this machine.
+"""Measure speed against the limits of this machine, and against other engines.
 
-Prefill and greedy decode of random tokens, beside the rates at which this machine reads memory and multiplies at best,
-measured in the same run. Results are checked before they count: two runs must give the same tokens.
+Prefill and decode of random tokens, beside the rates at which this machine reads memory and multiplies at best,
+measured in the same run. With --peers, llama.cpp and torch run the same weights and tokens, in turns with fastcore,
+where they are installed (pip install "fastcore-engine[peers]"). Results are checked before they count.
 """
 
 import argparse
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fastcore.bench import BenchResult, OpProfile
+    from fastcore.bench import BenchResult, OpProfile, Timing
 
 __all__ = ["configure", "run"]
 
@@ -27,67 +29,76 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs; the best counts (default: 3)")
     parser.add_argument("--dtype", default="auto", help="auto (as stored) | f32 | bf16 | f16 (default: auto)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads to run (default: see `fastcore info`)")
+    parser.add_argument("--peers", action="store_true", help="run llama.cpp and torch beside, where installed")
+    parser.add_argument("--plot", metavar="FILE", help="draw a roofline of more prompts and batches (.png, .svg, .pdf)")
     parser.add_argument("--profile", action="store_true", help="show where prefill and decode steps spend their time")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    from fastcore.bench import measure, profile
+    from fastcore.bench import measure, profile, standard_workloads
+    from fastcore.machine import machine_facts
     from fastcore.models import load_model
     from fastcore.registry import resolve
     from fastcore.threads import resolve_num_threads
 
+    if args.plot:
+        from fastcore.roofline import check_plot_file
+
+        check_plot_file(args.plot)
     threads = resolve_num_threads(args.threads)
-    model = load_model(resolve(args.model), args.dtype, threads)
-    result = measure(model, threads, prompt_tokens=args.prompt_tokens, new_tokens=args.new_tokens, repeats=args.repeat)
+    workloads = standard_workloads(args.prompt_tokens, args.new_tokens, plot=bool(args.plot))
+    path = resolve(args.model)
+    model = load_model(path, args.dtype, threads)
+    if args.peers:
+        from fastcore.peers import peers_of
+
+        result = measure(model, threads, workloads, repeats=args.repeat, peers=peers_of(path, threads))
+    else:
+        result = measure(model, threads, workloads, repeats=args.repeat)
     profiles: dict[str, list[OpProfile]] = {}
     if args.profile:
         depth = args.prompt_tokens
         profiles["prefill"] = profile(model, threads, rows=min(512, depth), depth=0, repeats=1)
         profiles["decode"] = profile(model, threads, rows=1, depth=depth, repeats=PROFILED_STEPS)
     if args.json:
-        print(json.dumps(_as_json(result) | {name: list(map(asdict, ops)) for name, ops in profiles.items()}))
-        return 0
-    print("\n".join(_table(result)))
-    for name, ops in profiles.items():
-        print(f"\none {name} step", *_profile_table(ops), sep="\n")
+        facts = {"model": path.name, **result.to_dict(), "machine": machine_facts()}
+        print(json.dumps(facts | {f"{name}_profile": list(map(asdict, ops)) for name, ops in profiles.items()}))
+    else:
+        print("\n".join(_table(path, result)))
+        for name, ops in profiles.items():
+            print(f"\none {name} step", *_profile_table(ops), sep="\n")
     sys.stdout.flush()
+    if args.plot:
+        from fastcore.roofline import draw
+
+        draw(result, args.plot, f"{path.name}, {threads} threads of {machine_facts()['cpu']}")
     return 0
 
 
-def _as_json(result: "BenchResult") -> dict[str, object]:
-    return asdict(result) | {
-        "prefill_tokens_per_second": result.prefill_rate,
-        "prefill_flops": result.prefill_flops,
-        "prefill_share_of_compute_limit": result.prefill_share,
-        "decode_tokens_per_second": result.decode_rate,
-        "decode_bytes_per_second": result.decode_bandwidth,
-        "decode_share_of_read_limit": result.decode_share,
-    }
-
-
-def _table(result: "BenchResult") -> list[str]:
-    prefill = (
-        result.prefill_flops / 1e9,
-        "GFLOP/s",
-        result.prefill_share,
-        result.compute_limit / 1e9,
-        "the cores reach",
-    )
-    decode = (result.decode_bandwidth / 1e9, "GB/s", result.decode_share, result.read_limit / 1e9, "the memory gives")
-    return [
-        f"{result.model_type}, {result.num_parameters / 1e6:.0f} M parameters",
+def _table(path: Path, result: "BenchResult") -> list[str]:
+    read, compute = result.limits.read / 1e9, result.limits.compute / 1e9
+    lines = [
+        f"{path.name}: {result.model_type}, {result.num_parameters / 1e6:.0f} M parameters, "
         f"{result.num_threads} threads, {result.isa}",
-        _rate("prefill", result.prompt_tokens, result.prefill_rate, *prefill),
-        _rate("decode", result.new_tokens, result.decode_rate, *decode),
-        f"a new token reads {result.weight_bytes_per_token / 1e6:.1f} MB of weights",
+        f"at best this machine reads {read:.1f} GB/s and computes {compute:.1f} GFLOP/s; % is of the limit that binds",
     ]
+    for workload in result.workloads:
+        lines += ["", workload.name]
+        timings = [timing for timing in result.timings if timing.workload == workload]
+        lines += [_row(timing, result) for timing in timings]
+    lines += [f"\n{name} did not run: {reason}" for name, reason in result.skipped.items()]
+    return lines
 
 
-def _rate(name: str, tokens: int, rate: float, used: float, unit: str, share: float, limit: float, whose: str) -> str:
-    return (
-        f"{name:8}{tokens:6} tokens {rate:9.1f} tok/s {used:7.1f} {unit:8} {share:4.0%} of the {limit:.1f} that {whose}"
-    )
+def _row(timing: "Timing", result: "BenchResult") -> str:
+    limits = result.limits
+    if timing.intensity * limits.read < limits.compute:
+        used, unit, share = timing.bandwidth / 1e9, "GB/s", timing.bandwidth / limits.read
+    else:
+        used, unit, share = timing.compute / 1e9, "GFLOP/s", timing.compute / limits.compute
+    ratio = f"  fastcore is {timing.speedup:.2f} x as fast" if timing.speedup else ""
+    return f"  {timing.engine:16} {timing.rate:9.1f} tok/s {used:8.1f} {unit:7} {share:4.0%}{ratio}"
 
 
 def _profile_table(ops: list["OpProfile"]) -> list[str]:

@@ -1,0 +1,287 @@
+"""Other engines, driven as fastcore is: llama.cpp and torch, on the weights of the same folder.
+
+They are for benchmarks alone (extra `peers`).
+"""
+
+import copy
+import ctypes
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcore.bench import Engine
+from fastcore.checkpoint import open_checkpoint
+from fastcore.config import ModelConfig, load_config
+from fastcore.errors import MissingPackageError, UnsupportedModelError
+from fastcore.rope import inv_freq
+
+__all__ = ["PEERS", "LlamaCpp", "Torch", "peers_of", "write_gguf"]
+
+MAX_ROWS = 512  # of a pass of llama.cpp, as its own benchmark has it and as fastcore does
+
+
+def peers_of(path: Path, num_threads: int) -> list[tuple[str, Callable[[], Engine]]]:
+    """Names of the peers, and what opens each on a model folder or .gguf file.
+
+    Opening raises MissingPackageError for one that is not installed, UnsupportedModelError for a model it cannot run.
+    """
+    return [(name, partial(open_peer, path, num_threads)) for name, open_peer in PEERS.items()]
+
+
+class LlamaCpp:
+    """llama.cpp, as llama-cpp-python builds it. Flash attention stays off, its faster setting on CPUs.
+
+    path: a .gguf file, taken as it is, or a folder whose weights are written to one.
+    """
+
+    def __init__(self, path: Path, num_threads: int) -> None:
+        try:
+            import llama_cpp
+        except ImportError:
+            raise MissingPackageError("llama-cpp-python is not installed; it comes with the extra `peers`") from None
+        self._api = llama_cpp
+        self._num_threads = num_threads
+        self._context: Any = None
+        self._sequences: list[int] = []  # length of each
+        self._marked: list[int] = []
+        self._rows: list[int] = []  # of the last pass, whose logits follow the sequences
+        llama_cpp.llama_backend_init()
+        llama_cpp.llama_log_set(_NO_LOG, ctypes.c_void_p(0))
+        with tempfile.TemporaryDirectory(prefix="fastcore-") as folder:
+            file = path if path.suffix == ".gguf" else write_gguf(path, Path(folder) / "model.gguf")
+            parameters = llama_cpp.llama_model_default_params()
+            # the file stays readable after its name is gone
+            self._model = llama_cpp.llama_model_load_from_file(str(file).encode(), parameters)
+        if not self._model:
+            raise UnsupportedModelError(f"llama.cpp cannot load {path}")
+        text = ctypes.create_string_buffer(128)
+        llama_cpp.llama_model_desc(self._model, text, len(text))
+        self.name = f"llama.cpp {text.value.decode().split()[-1].lower()}"
+        self.version = f"llama-cpp-python {llama_cpp.__version__}"
+        config = load_config(path)
+        self.weight_bytes = llama_cpp.llama_model_size(self._model)
+        self.position_bytes = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim  # f16
+        self._vocab_size = config.vocab_size
+
+    def start(self, batch: int, positions: int) -> None:
+        api = self._api
+        self._free_context()
+        parameters = api.llama_context_default_params()
+        parameters.n_ctx = batch * (-(-positions // 256) * 256)  # split evenly between the sequences
+        parameters.n_batch = parameters.n_ubatch = MAX_ROWS
+        parameters.n_seq_max = batch
+        parameters.n_threads = parameters.n_threads_batch = self._num_threads
+        parameters.flash_attn_type = api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        self._context = api.llama_init_from_model(self._model, parameters)
+        if not self._context:
+            raise UnsupportedModelError(f"llama.cpp cannot hold {batch} sequences of {positions} positions")
+        self._batch = api.llama_batch_init(MAX_ROWS, 0, 1)
+        self._sequences = [0] * batch
+
+    def run(self, token_ids: NDArray[np.int32]) -> None:
+        batch, count = token_ids.shape
+        rows = max(1, MAX_ROWS // batch)
+        for first in range(0, count, rows):
+            self._pass(token_ids[:, first : first + rows], first + rows >= count)
+        self._api.llama_synchronize(self._context)
+
+    def _pass(self, token_ids: NDArray[np.int32], is_last: bool) -> None:
+        batch, self._rows, i = self._batch, [], 0
+        for sequence, row in enumerate(token_ids.tolist()):
+            for token in row:
+                batch.token[i], batch.pos[i], batch.logits[i] = token, self._sequences[sequence], False
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+                self._sequences[sequence] += 1
+                i += 1
+            if is_last:
+                batch.logits[i - 1] = True
+                self._rows.append(i - 1)
+        batch.n_tokens = i
+        if code := self._api.llama_decode(self._context, batch):
+            raise RuntimeError(f"llama.cpp failed with code {code}")
+
+    def logits(self) -> NDArray[np.float32]:
+        rows = (self._api.llama_get_logits_ith(self._context, row) for row in self._rows)
+        return np.stack([np.ctypeslib.as_array(row, (self._vocab_size,)) for row in rows])
+
+    def mark(self) -> None:
+        self._marked = list(self._sequences)
+
+    def rewind(self) -> None:
+        memory = self._api.llama_get_memory(self._context)
+        for sequence, length in enumerate(self._marked):
+            self._api.llama_memory_seq_rm(memory, sequence, length, -1)
+        self._sequences = list(self._marked)
+
+    def close(self) -> None:
+        self._free_context()
+        self._api.llama_model_free(self._model)
+
+    def _free_context(self) -> None:
+        if self._context:
+            self._api.llama_batch_free(self._batch)
+            self._api.llama_free(self._context)
+            self._context = None
+
+
+_NO_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, data: None)
+
+
+class Torch:
+    """transformers on torch. dtype: f32 | bf16, of weights and activations."""
+
+    def __init__(self, path: Path, num_threads: int, *, dtype: str) -> None:
+        try:
+            import torch
+            import transformers
+        except ImportError as error:
+            raise MissingPackageError(f"{error.name} is not installed; it comes with the extra `peers`") from None
+        if not path.is_dir():
+            raise UnsupportedModelError(f"transformers is run on folders; {path} is a file")
+        torch.set_num_threads(num_threads)
+        transformers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.set_verbosity_error()
+        kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
+        self._torch = torch
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=kind).eval()
+        self.name = f"torch {dtype}"
+        self.version = f"torch {torch.__version__}, transformers {transformers.__version__}"
+        config = load_config(path)
+        matrices = [module.weight for module in self._model.modules() if isinstance(module, torch.nn.Linear)]
+        self.weight_bytes = sum(matrix.numel() for matrix in matrices) * kind.itemsize
+        values = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+        self.position_bytes = values * kind.itemsize
+        self._cache: Any = None
+        self._marked: Any = None
+        self._logits: Any = None
+
+    def start(self, batch: int, positions: int) -> None:
+        self._cache = self._marked = None
+
+    def run(self, token_ids: NDArray[np.int32]) -> None:
+        with self._torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of the argument's newer name, which older versions lack
+            tokens = self._torch.from_numpy(token_ids.astype(np.int64))
+            output = self._model(tokens, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+        self._cache, self._logits = output.past_key_values, output.logits
+
+    def logits(self) -> NDArray[np.float32]:
+        logits: NDArray[np.float32] = self._logits[:, -1].float().numpy()
+        return logits
+
+    def mark(self) -> None:
+        self._marked = copy.deepcopy(self._cache)
+
+    def rewind(self) -> None:
+        self._cache = copy.deepcopy(self._marked)
+
+    def close(self) -> None:
+        self._model = self._cache = self._marked = self._logits = None
+
+
+PEERS: Mapping[str, Callable[[Path, int], Engine]] = {
+    "llama.cpp": LlamaCpp,
+    "torch f32": partial(Torch, dtype="f32"),
+    "torch bf16": partial(Torch, dtype="bf16"),
+}
+
+
+# ---- A .gguf file of a folder's weights
+
+_TENSORS = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def write_gguf(folder: Path, file: Path) -> Path:
+    """Write a llama, qwen2 or qwen3 folder as .gguf: the same matrices bit for bit, vectors as f32, and no tokenizer.
+
+    Raises UnsupportedModelError for another model.
+    """
+    from gguf import GGMLQuantizationType, GGUFWriter
+
+    config = load_config(folder)
+    if config.model_type not in ("llama", "qwen2", "qwen3") or config.is_token_classifier:
+        raise UnsupportedModelError(f"no .gguf is written of {config.model_type} models")
+    writer = GGUFWriter(file, config.model_type)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope.rope_theta)
+    writer.add_tokenizer_model("none")
+    if (factors := _rope_factors(config)) is not None:
+        writer.add_tensor("rope_freqs.weight", factors)
+    with open_checkpoint(folder) as checkpoint:
+        for name, tensor in checkpoint.items():
+            if name == "lm_head.weight" and config.tie_word_embeddings:
+                continue
+            if len(tensor.shape) == 1:
+                writer.add_tensor(_gguf_name(name), _interleaved(name, tensor.f32(), config))
+                continue
+            values = _interleaved(name, tensor.array, config)
+            kind = GGMLQuantizationType[tensor.dtype]
+            writer.add_tensor(_gguf_name(name), np.ascontiguousarray(values).view(np.uint8), raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return file
+
+
+def _gguf_name(name: str) -> str:
+    stem, _, part = name.rpartition(".")
+    block = ""
+    if stem.startswith("model.layers."):
+        layer, _, stem = stem.removeprefix("model.layers.").partition(".")
+        block = f"blk.{layer}."
+    if stem not in _TENSORS:
+        raise UnsupportedModelError(f"tensor {name!r} has no counterpart in .gguf files")
+    return f"{block}{_TENSORS[stem]}.{part}"
+
+
+def _interleaved(name: str, values: NDArray[Any], config: ModelConfig) -> NDArray[Any]:
+    """Rows of the llama architecture's queries and keys as .gguf orders them: (0, h, 1, h + 1, ...) of each head."""
+    heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
+    if config.model_type != "llama" or not (".q_proj." in name or ".k_proj." in name):
+        return values
+    return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def _rope_factors(config: ModelConfig) -> NDArray[np.float32] | None:
+    """What each rotary frequency is divided by: f32 [head_dim / 2], or None where nothing is scaled."""
+    if config.rope.rope_type == "default":
+        return None
+    frequencies, scaling = inv_freq(config.rope, config.head_dim)
+    if config.model_type != "llama" or config.rope.rope_type == "dynamic" or scaling != 1.0:
+        raise UnsupportedModelError(
+            f"no .gguf is written of {config.rope.rope_type} rope in {config.model_type} models"
+        )
+    plain = config.rope.rope_theta ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
+    return (plain / frequencies).astype(np.float32)
