@@ -61,9 +61,12 @@ static void self_check(const fc_kernels *kernels, float *result)
     kernels->silu(result, y, CHECK_PANELS * 16);
     result += CHECK_ROWS * CHECK_PANELS * 16;
     kernels->rms_norm(y, panels, CHECK_PANELS * 16, 1e-6f, 1.0f, result);
+    result += CHECK_PANELS * 16;
+    kernels->rope(x, y, y + 33, 66, result);
+    kernels->write_kv(x, 16, FC_F16, 1, (uint8_t *)(result + 66), 0, 0); /* sixteen halves */
 }
 
-enum { CHECK_FLOATS = 3 * CHECK_ROWS * CHECK_PANELS * 16 + CHECK_PANELS * 16 };
+enum { CHECK_FLOATS = 3 * CHECK_ROWS * CHECK_PANELS * 16 + CHECK_PANELS * 16 + 66 + 8 };
 
 int fc_isa_usable(int i)
 {
