@@ -29,6 +29,7 @@ __all__ = [
     "Limits",
     "OpProfile",
     "Timing",
+    "Turns",
     "Workload",
     "measure",
     "profile",
@@ -306,64 +307,85 @@ class Fastcore:
 # ---- Measuring
 
 
+class Turns:
+    """A workload on engines that take turns, fastcore the first of them. Tokens are random and the same for all.
+
+    Results are checked: RuntimeError when fastcore's logits differ in a bit between two turns, NonFiniteError,
+    UnsupportedModelError when a peer's are not of this model.
+    """
+
+    def __init__(self, model: Model, engines: Rows[Engine], workload: Workload) -> None:
+        shape = (workload.batch, workload.positions)
+        self.model, self.engines, self.workload = model, engines, workload
+        self.tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, shape).astype(np.int32)
+        self.seconds: list[list[float]] = [[] for _ in engines]
+        self._differences = [0.0 for _ in engines]
+        for engine in engines:
+            engine.start(*shape)
+            if workload.depth:
+                engine.run(self.tokens[:, : workload.depth])
+            engine.mark()
+        self.run(0)
+        self._expected = engines[0].logits().copy()
+
+    def run(self, i: int) -> None:
+        """Take all steps on engine i, from the state that it is in."""
+        rows = self.workload.rows
+        for first in range(self.workload.depth, self.workload.positions, rows):
+            self.engines[i].run(self.tokens[:, first : first + rows])
+
+    def take(self, i: int) -> None:
+        """Time engine i from the workload's depth on."""
+        self.engines[i].rewind()
+        start = perf_counter()
+        self.run(i)
+        self.seconds[i].append(perf_counter() - start)
+        self.check(i)
+
+    def check(self, i: int) -> None:
+        """Compare the logits after the last step."""
+        logits = self.engines[i].logits()
+        if i == 0:
+            if not np.array_equal(logits, self._expected):
+                raise RuntimeError("two runs on the same tokens gave different logits: the results cannot be trusted")
+            return
+        difference = float(np.sqrt(np.mean((logits - self._expected) ** 2)) / self._expected.std())
+        if not difference <= MAX_DIFFERENCE:
+            raise UnsupportedModelError(
+                f"the logits of {self.engines[i].name} are {difference:.2f} standard deviations away from fastcore's, "
+                f"expected at most {MAX_DIFFERENCE}: it does not run this model as its checkpoint says"
+            )
+        self._differences[i] = difference
+
+    def timings(self) -> list[Timing]:
+        workload = self.workload
+        ends = range(workload.depth + workload.rows, workload.positions + 1, workload.rows)
+        return [
+            Timing(
+                engine=engine.name,
+                workload=workload,
+                seconds=tuple(self.seconds[i]),
+                weight_bytes=workload.steps * engine.weight_bytes,
+                kv_bytes=workload.batch * sum(ends) * engine.position_bytes,
+                flops=_flops(self.model, workload),
+                beside=tuple(self.seconds[0]) if i else (),
+                difference=self._differences[i],
+            )
+            for i, engine in enumerate(self.engines)
+        ]
+
+
 def time_in_turns(
     model: Model, engines: Rows[Engine], workload: Workload, repeats: int, patience: float = PATIENCE_SECONDS
 ) -> list[Timing]:
-    """Time a workload on engines that take turns, fastcore the first of them.
-
-    Tokens are random and the same for all. Results are checked before times count: RuntimeError when fastcore's logits
-    differ in a bit between two repeats, NonFiniteError, UnsupportedModelError when a peer's are not of this model.
-    """
-    shape = (workload.batch, workload.positions)
-    tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, shape).astype(np.int32)
-    seconds: list[list[float]] = [[] for _ in engines]
-    for engine in engines:
-        engine.start(*shape)
-        if workload.depth:
-            engine.run(tokens[:, : workload.depth])
-        engine.mark()
-    expected: NDArray[np.float32] | None = None
-    differences = [0.0 for _ in engines]
+    """Time a workload on engines that take turns: at most `repeats`, no more once one has taken `patience` seconds."""
+    turns = Turns(model, engines, workload)
     for _ in range(repeats):
-        for i, engine in enumerate(engines):
-            engine.rewind()
-            start = perf_counter()
-            for first in range(workload.depth, workload.positions, workload.rows):
-                engine.run(tokens[:, first : first + workload.rows])
-            seconds[i].append(perf_counter() - start)
-            if i > 0 and expected is not None:
-                differences[i] = _difference(engine, expected)
-            elif expected is None:
-                expected = engine.logits().copy()
-            elif not np.array_equal(engine.logits(), expected):
-                raise RuntimeError("two runs on the same tokens gave different logits: the results cannot be trusted")
-        if max(map(sum, seconds)) > patience:
+        for i in range(len(engines)):
+            turns.take(i)
+        if max(map(sum, turns.seconds)) > patience:
             break
-    steps = range(1, workload.steps + 1)
-    positions_read = workload.batch * sum(workload.depth + step * workload.rows for step in steps)
-    return [
-        Timing(
-            engine=engine.name,
-            workload=workload,
-            seconds=tuple(seconds[i]),
-            weight_bytes=workload.steps * engine.weight_bytes,
-            kv_bytes=positions_read * engine.position_bytes,
-            flops=_flops(model, workload),
-            beside=tuple(seconds[0]) if i else (),
-            difference=differences[i],
-        )
-        for i, engine in enumerate(engines)
-    ]
-
-
-def _difference(engine: Engine, expected: NDArray[np.float32]) -> float:
-    difference = float(np.sqrt(np.mean((engine.logits() - expected) ** 2)) / expected.std())
-    if not difference <= MAX_DIFFERENCE:
-        raise UnsupportedModelError(
-            f"the logits of {engine.name} are {difference:.2f} standard deviations away from fastcore's, expected at "
-            f"most {MAX_DIFFERENCE}: it does not run this model as its checkpoint says"
-        )
-    return difference
+    return turns.timings()
 
 
 @dataclass(frozen=True)
