@@ -37,13 +37,32 @@ static inline float FC_NAME(softmax_row)(float *s, int n, int padded, float scal
     return FC_NAME(sum16)(sum);
 }
 
-static inline void FC_NAME(gemm_cache)(int dtype, const float *x, ptrdiff_t ld_x, int rows, const void *w, ptrdiff_t panel_bytes,
-                                       ptrdiff_t k_bytes, int panels, int num_k, float *acc, ptrdiff_t ld_acc, int first)
+/* Scores of up to six rows against the first n positions of the blocks k. */
+static inline void FC_NAME(scores)(int dtype, const float *q, ptrdiff_t ld_q, int rows, const uint8_t *const *k, int head_dim, int n,
+                                   float *s, ptrdiff_t ld_s)
 {
+    ptrdiff_t lane_bytes = fc_lane_bytes(dtype), panel_bytes = head_dim * lane_bytes;
+    for (int i = 0; i < n; i += FC_BLOCK_TOKENS) {
+        int panels = fc_panels(n - i < FC_BLOCK_TOKENS ? n - i : FC_BLOCK_TOKENS);
+        const uint8_t *block = k[i / FC_BLOCK_TOKENS];
+        ptrdiff_t next = i + FC_BLOCK_TOKENS < n ? k[i / FC_BLOCK_TOKENS + 1] - block : 0;
+        if (dtype == FC_F32) {
+            gemm_panels_f32(q, ld_q, rows, block, panel_bytes, lane_bytes, panels, head_dim, s + i, ld_s, next);
+        } else {
+            gemm_panels_f16(q, ld_q, rows, block, panel_bytes, lane_bytes, panels, head_dim, s + i, ld_s, next);
+        }
+    }
+}
+
+/* Sums over the first n positions of the blocks v, weighted by up to six rows of p. */
+static inline void FC_NAME(weighted_sums)(int dtype, const float *p, ptrdiff_t ld_p, int rows, const uint8_t *const *v, int padded_dim,
+                                          int n, float *o)
+{
+    ptrdiff_t k_bytes = padded_dim / FC_LANES * fc_lane_bytes(dtype);
     if (dtype == FC_F32) {
-        FC_NAME(gemm_f32)(x, ld_x, rows, w, panel_bytes, k_bytes, panels, num_k, acc, ld_acc, first);
+        gemm_blocks_f32(p, ld_p, rows, v, k_bytes, padded_dim / FC_LANES, n, o, padded_dim);
     } else {
-        FC_NAME(gemm_f16)(x, ld_x, rows, w, panel_bytes, k_bytes, panels, num_k, acc, ld_acc, first);
+        gemm_blocks_f16(p, ld_p, rows, v, k_bytes, padded_dim / FC_LANES, n, o, padded_dim);
     }
 }
 
@@ -72,7 +91,6 @@ static void FC_NAME(attention)(const fc_attention_task *task)
 {
     const fc_kv_cache *kv = task->kv;
     int head_dim = task->head_dim, padded = fc_pad(head_dim), rows = task->tokens * task->group;
-    ptrdiff_t lane_bytes = fc_lane_bytes(kv->dtype), element = lane_bytes / 16;
     float *q = task->scratch;                         /* [rows][padded] */
     float *o = q + (ptrdiff_t)FC_ATTENTION_ROWS * padded; /* [rows][padded] */
     float *l = o + (ptrdiff_t)FC_ATTENTION_ROWS * padded, *m = l + FC_ATTENTION_ROWS;
@@ -83,7 +101,12 @@ static void FC_NAME(attention)(const fc_attention_task *task)
         memcpy(q + (ptrdiff_t)r * padded, from, (size_t)head_dim * sizeof(float));
     }
     for (int segment = task->first_segment; segment < task->end_segment; segment++) {
-        int start = segment * FC_SEGMENT_TOKENS;
+        int start = segment * FC_SEGMENT_TOKENS, end = task->limit + (task->tokens - 1) * task->limit_step;
+        const uint8_t *k[FC_SEGMENT_TOKENS / FC_BLOCK_TOKENS], *v[FC_SEGMENT_TOKENS / FC_BLOCK_TOKENS];
+        for (int i = 0; i < FC_SEGMENT_TOKENS && start + i < end; i += FC_BLOCK_TOKENS) {
+            k[i / FC_BLOCK_TOKENS] = task->head_base + task->blocks[(start + i) / FC_BLOCK_TOKENS] * kv->block_bytes;
+            v[i / FC_BLOCK_TOKENS] = k[i / FC_BLOCK_TOKENS] + kv->v_offset;
+        }
         for (int r0 = 0; r0 < rows; r0 += 6) {
             int height = rows - r0 < 6 ? rows - r0 : 6;
             int last = task->limit + (r0 + height - 1) / task->group * task->limit_step - start;
@@ -91,12 +114,7 @@ static void FC_NAME(attention)(const fc_attention_task *task)
             if (visible <= 0) {
                 continue;
             }
-            for (int i = 0; i < visible; i += FC_BLOCK_TOKENS) {
-                const uint8_t *k = task->head_base + task->blocks[(start + i) / FC_BLOCK_TOKENS] * kv->block_bytes;
-                int panels = fc_panels(visible - i < FC_BLOCK_TOKENS ? visible - i : FC_BLOCK_TOKENS);
-                FC_NAME(gemm_cache)(kv->dtype, q + (ptrdiff_t)r0 * padded, padded, height, k, head_dim * lane_bytes, lane_bytes,
-                                    panels, head_dim, s + i, FC_SEGMENT_TOKENS, 1);
-            }
+            FC_NAME(scores)(kv->dtype, q + (ptrdiff_t)r0 * padded, padded, height, k, head_dim, visible, s, FC_SEGMENT_TOKENS);
             float sums[6], maxima[6];
             for (int r = 0; r < height; r++) {
                 int n = task->limit + (r0 + r) / task->group * task->limit_step - start;
@@ -109,13 +127,7 @@ static void FC_NAME(attention)(const fc_attention_task *task)
                     memset(row, 0, (size_t)visible * sizeof(float));
                 }
             }
-            for (int i = 0; i < visible; i += FC_BLOCK_TOKENS) {
-                const uint8_t *v =
-                    task->head_base + kv->v_offset + task->blocks[(start + i) / FC_BLOCK_TOKENS] * kv->block_bytes;
-                int count = visible - i < FC_BLOCK_TOKENS ? visible - i : FC_BLOCK_TOKENS;
-                FC_NAME(gemm_cache)(kv->dtype, s + i, FC_SEGMENT_TOKENS, height, v, lane_bytes, padded * element, padded / 16,
-                                    count, o2, padded, i == 0);
-            }
+            FC_NAME(weighted_sums)(kv->dtype, s, FC_SEGMENT_TOKENS, height, v, padded, visible, o2);
             for (int r = 0; r < height; r++) {
                 ptrdiff_t row = r0 + r;
                 if (sums[r] < 0) {

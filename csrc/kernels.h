@@ -5,11 +5,10 @@
 
 #include "fastcore.h"
 
-/* acc[r][p * 16 + lane] (+)= sum over k of x[r][k] * panel p [k][lane]; `first` starts the chains at zero, otherwise they go on
- * from acc. Panel p starts at w + p * panel_bytes; its k advance by k_bytes. */
+/* acc[r][p * 16 + lane] = sum over k of x[r][k] * panel p [k][lane]. Panel p starts at w + p * panel_bytes; its k advance by k_bytes. */
 #define FC_GEMM_ARGS                                                                                                           \
     (const float *x, ptrdiff_t ld_x, int rows, const void *w, ptrdiff_t panel_bytes, ptrdiff_t k_bytes, int panels, int num_k, \
-     float *acc, ptrdiff_t ld_acc, int first)
+     float *acc, ptrdiff_t ld_acc)
 
 /* Attention of `tokens` x `group` query rows of one kv head over the positions of segments [first_segment, end_segment).
  * q: [tokens][ld_q], the group's heads side by side. The row of token t sees positions < limit + t * limit_step. The result of row r

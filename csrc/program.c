@@ -254,7 +254,7 @@ static void run_linear(const team_member *m, const fc_op *op)
     for (int p = first; p < end; p += step) {
         int panels = end - p < step ? end - p : step, column = p * FC_LANES;
         gemm(src, ld_src, rows, (const uint8_t *)op->weights + p * panel_bytes, panel_bytes, lane_bytes, panels, op->k, scratch,
-             ld_acc, 1);
+             ld_acc);
         int columns = op->n - column < panels * FC_LANES ? op->n - column : panels * FC_LANES;
         const float *bias = op->bias ? op->bias + column : NULL;
         if (op->epilogue == FC_SWIGLU) {
