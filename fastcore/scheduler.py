@@ -186,7 +186,9 @@ class Scheduler:
             raise NonFiniteError("the model's logits are not finite: a weight is not, or activations overflow")
         if request.wants_prompt_logits:
             position = _length(request) - len(logits)
-            for row in logits[: len(request.prompt_token_ids) - 1 - position]:
+            # Recurrent state lost to an interrupted step is computed again, and its rows have been here before.
+            done = len(request.prompt_logprobs) - position
+            for row in logits[done : len(request.prompt_token_ids) - 1 - position]:
                 token_id = request.prompt_token_ids[len(request.prompt_logprobs) + 1]
                 request.prompt_logprobs.append(logprobs_of(row, token_id, request.params.prompt_logprobs or 0))
         if _length(request) < request.num_tokens:

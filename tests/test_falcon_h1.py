@@ -11,7 +11,7 @@ import pytest
 import tolerances
 from oracle import falcon_h1, ops
 from oracle.checkpoint import Weights as OracleWeights
-from tiny import from_bf16, make_prompt, tiny_checkpoint
+from tiny import TOKENIZER_SIZE, from_bf16, make_prompt, tiny_checkpoint
 
 from fastcore import _kernels
 from fastcore.checkpoint import open_checkpoint
@@ -20,6 +20,8 @@ from fastcore.errors import CacheFullError, CheckpointError, UnsupportedModelErr
 from fastcore.fh1w import export_fh1w
 from fastcore.models import Model, load_model, record_model
 from fastcore.program import Recorder
+from fastcore.sampling import Sampler, SamplingParams
+from fastcore.scheduler import Request, Scheduler
 from fastcore.state import Piece, StatePool, run_step
 from fastcore.state import Sequence as State
 from fastcore.weights import Weights
@@ -465,6 +467,17 @@ class Interrupted:
         raise KeyboardInterrupt
 
 
+class Fragile:
+    """A program that stops in the middle of its n-th armed step."""
+
+    def __init__(self, model: Model, n: int) -> None:
+        self.interrupted, self.program, self.armed, self.left = Interrupted(model), model.program, False, n
+
+    def run(self, *args: Any, **options: Any) -> None:
+        self.left -= self.armed
+        (self.interrupted if self.armed and self.left == 0 else self.program).run(*args, **options)
+
+
 def test_an_interrupted_step_leaves_the_sequence_empty(tiny_folder: Callable[..., Path]) -> None:
     model, token_ids = load_model(tiny_folder("falcon_h1")), make_prompt(20)
     expected = logits_of(model, token_ids)
@@ -482,6 +495,44 @@ def test_an_interrupted_step_leaves_the_sequence_empty(tiny_folder: Callable[...
                 step(stopping, [(state, token_ids[12:])])
             state.restore(snapshot)
             assert np.array_equal(run(state, model, token_ids[12:]), expected[12:])
+
+
+def request_for(prompt: Sequence[int]) -> Request:
+    params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=2, prompt_logprobs=1)
+    return Request(tuple(prompt), params, Sampler(params, TOKENIZER_SIZE, prompt, ()), 8, frozenset())
+
+
+@pytest.mark.parametrize("interrupted_step", [1, 2, 3, 4])
+def test_requests_of_others_outlive_an_interrupted_step(
+    tiny_folder: Callable[..., Path], interrupted_step: int
+) -> None:
+    model, prompt, short = load_model(tiny_folder("falcon_h1")), make_prompt(300), make_prompt(5)
+    alone = request_for(prompt)
+    for _ in Scheduler(model, new_pool(model), 1).run([alone]):
+        pass
+
+    fragile = Fragile(model, interrupted_step)
+    scheduler = Scheduler(Model(model.config, fragile, model.weight_bytes), new_pool(model), 1)  # type: ignore[arg-type]
+    mine, theirs = request_for(short), request_for(prompt)
+    my_steps, their_steps = scheduler.run([mine]), scheduler.run([theirs])
+
+    def take_turns() -> None:
+        while True:
+            fragile.armed = True
+            next(my_steps)  # over both requests
+            fragile.armed = False
+            next(their_steps)
+
+    with pytest.raises(KeyboardInterrupt):
+        take_turns()
+    for _ in their_steps:
+        pass
+    assert mine.finish_reason == "abort"
+    assert theirs.finish_reason == "length"
+    assert theirs.token_ids == alone.token_ids
+    assert theirs.logprobs == alone.logprobs
+    assert theirs.prompt_logprobs == alone.prompt_logprobs
+    assert len(theirs.prompt_logprobs) == 299
 
 
 def test_a_step_of_a_model_without_recurrent_state_can_be_repeated(tiny_folder: Callable[..., Path]) -> None:
