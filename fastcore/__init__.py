@@ -17,7 +17,7 @@ _HOMES = {
     "Completion": "llm",
     "SamplingParams": "sampling",
     "TokenClassifier": "classify",
-    "from_transformers": "llm",
+    "from_transformers": "hf",
     "CacheFullError": "errors",
     "ChatTemplateError": "errors",
     "CheckpointError": "errors",

@@ -530,6 +530,29 @@ cdef class Program:
         self._workspace = None
         return self.c.num_ops - 1
 
+    def without_head(self) -> Program:
+        """The program up to the map that writes the output, whose normalised source rows [num_out, in_features] are the output
+        instead. It shares the weights and has a workspace of its own."""
+        cdef int head = self._first_output_op, i
+        if head < 0 or self._ops[head].kind != FC_OP_LINEAR or self._ops[head].norm == NULL:
+            raise ValueError("this program does not end in a linear map of normalised rows")
+        cdef Program other = Program()
+        for width in self.widths:
+            other.add_buffer(width)
+        for i in range(head):
+            other._append(self._ops[i], self.kinds[i], self.weights[i])
+        cdef fc_op norm
+        memset(&norm, 0, sizeof(norm))
+        norm.kind, norm.barrier, norm.src, norm.dst = FC_OP_NORM, self._ops[head].barrier, self._ops[head].src, FC_BUFFER_OUTPUT
+        norm.row_set, norm.k, norm.norm = self._ops[head].row_set, self._ops[head].k, self._ops[head].norm
+        norm.eps, norm.src_scale = self._ops[head].eps, 1.0
+        other._first_output_op = other._append(norm, "norm")
+        other.output_rows, other.output_width = self.output_rows, norm.k
+        other._keep, other.vocab_size, other.max_layer = self._keep, self.vocab_size, self.max_layer
+        other.num_heads, other.num_kv_heads, other.head_dim = self.num_heads, self.num_kv_heads, self.head_dim
+        other.state_bytes = self.state_bytes
+        return other
+
     cdef ptrdiff_t _take_state(self, object floats) except -1:
         """Room in a sequence's recurrent state; returns where it starts, in floats."""
         start = self.state_bytes // 4

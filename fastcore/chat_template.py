@@ -72,17 +72,17 @@ class ChatTemplate:
             raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
 
 
-def split_reasoning(text: str) -> tuple[str, str]:
+def split_reasoning(text: str, opened: bool = False) -> tuple[str, str]:
     """(reasoning, answer) of a reply that thinks aloud between <think> and </think>.
 
-    The opening tag may be missing (a template can put it in the prompt). A reply cut off while thinking is all
-    reasoning; a reply without the tags is all answer.
+    opened: the prompt already ends with the opening tag. A reply cut off while thinking is all reasoning; a reply
+    without the tags is all answer, unless the prompt opened them.
     """
     before, closing, after = text.partition("</think>")
-    opened = before.lstrip().startswith("<think>")
-    if not closing and not opened:
+    tagged = before.lstrip().startswith("<think>")
+    if not (closing or tagged or opened):
         return "", text
-    reasoning = before.lstrip().removeprefix("<think>") if opened else before
+    reasoning = before.lstrip().removeprefix("<think>") if tagged else before
     return reasoning.strip("\n"), after.lstrip("\n")
 
 

@@ -129,6 +129,16 @@ class ModelConfig:
     unrecognised: tuple[str, ...] = ()
 
     @property
+    def context_length(self) -> int:
+        """Tokens that the positions are made for: max_position_embeddings, or what rope scaling stretches it to."""
+        rope, longest = self.rope, self.max_position_embeddings
+        if rope.rope_type in ("linear", "dynamic"):
+            return max(longest, int(longest * rope.factor))
+        if rope.rope_type == "yarn":
+            return max(longest, int((rope.original_max_position_embeddings or longest) * rope.factor))
+        return longest
+
+    @property
     def qkv_bias(self) -> bool:
         """Whether q_proj, k_proj and v_proj have a bias."""
         return self.attention_bias or self.model_type == "qwen2"

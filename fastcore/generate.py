@@ -60,6 +60,7 @@ class Completion:
     finish_reason: stop (an end-of-sequence or stop token, or a stop string, which is not part of the text) | length.
     token_ids: all new tokens, an ending token included.
     logprobs, prompt_logprobs: when asked for, one per new token and one per prompt token, None for the first.
+    reasoning: what was split from the text, when asked for.
     """
 
     text: str
@@ -69,6 +70,7 @@ class Completion:
     timings: Timings
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    reasoning: str | None = None
 
 
 @dataclass(frozen=True)

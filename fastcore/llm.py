@@ -1,26 +1,27 @@
 """The Python API: a language model loaded for generation, logits and scoring."""
 
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcore.errors import ContextLengthError, NonFiniteError, UnsupportedModelError
+from fastcore import chat_template, scoring
+from fastcore.errors import ContextLengthError, UnsupportedModelError
 from fastcore.generate import Chunk, Completion, TextStream, completion, token_logprobs
 from fastcore.models import Model, load_model
 from fastcore.sampling import Sampler, SamplingParams
-from fastcore.scheduler import LOGIT_ROWS, Request, Scheduler
-from fastcore.state import Piece, StatePool, run_step
-from fastcore.state import Sequence as StateSequence
+from fastcore.scheduler import Request, Scheduler
+from fastcore.state import StatePool
 from fastcore.threads import resolve_num_threads
 
 if TYPE_CHECKING:
     from fastcore.tokenizer import Tokenizer
 
-__all__ = ["LLM", "Completion", "from_transformers"]
+__all__ = ["LLM", "Completion"]
 
 DEFAULT_MAX_TOKENS = 256
 KV_CACHE_BYTES = 4 << 30  # by default, or a quarter of the machine's memory where that is less
@@ -89,7 +90,7 @@ class LLM:
             raise UnsupportedModelError(
                 f"{config.architectures} classifies tokens; open it with fastcore.TokenClassifier"
             )
-        longest = config.max_position_embeddings
+        longest = config.context_length
         if max_seq_len is not None and not (
             isinstance(max_seq_len, int) and not isinstance(max_seq_len, bool) and 1 <= max_seq_len <= longest
         ):
@@ -128,9 +129,9 @@ class LLM:
         ValueError for an empty one, NonFiniteError where the model's logits are not numbers.
         """
         params = _with_options(params, max_tokens, temperature, top_k, top_p, seed, stop, logprobs)
-        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer)):
-            return self._complete([self._prompt_ids(cast(Prompt, prompts))], params)[0]
-        return self._complete([self._prompt_ids(prompt) for prompt in cast(Sequence[Prompt], prompts)], params)
+        batch, is_single = self._batch(prompts)
+        results = self._complete(batch, params)
+        return results[0] if is_single else results
 
     def stream(
         self,
@@ -163,13 +164,21 @@ class LLM:
         logprobs: int | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        split_reasoning: bool = False,
     ) -> Any:
         """Answer messages [{"role": ..., "content": ...}, ...] through the checkpoint's own chat template.
 
-        tools and template_kwargs go to the template (for example {"enable_thinking": False}). Returns as generate does.
+        tools and template_kwargs go to the template (for example {"enable_thinking": False}). split_reasoning: what
+        the model thinks between <think> and </think> becomes `Completion.reasoning`, and `text` is the answer alone.
+        Returns as generate does.
         """
         params = _with_options(params, max_tokens, temperature, top_k, top_p, seed, stop, logprobs)
-        return self._complete([self._chat_ids(messages, tools, template_kwargs)], params)[0]
+        prompt = self.tokenizer.apply_chat_template(messages, tools=tools, template_kwargs=template_kwargs)
+        answer = self._complete([self.tokenizer.encode(prompt, add_special_tokens=False)], params)[0]
+        if not split_reasoning:
+            return answer
+        opened = prompt.rstrip().endswith("<think>")
+        return [_split(each, opened) for each in answer] if params.n > 1 else _split(answer, opened)
 
     def stream_chat(
         self,
@@ -215,7 +224,7 @@ class LLM:
         if room < 0:
             raise ContextLengthError(
                 f"the prompt has {len(token_ids)} tokens and the context holds {self.max_seq_len}; shorten the prompt"
-                + (" or raise max_seq_len" if self.max_seq_len < self.config.max_position_embeddings else "")
+                + (" or raise max_seq_len" if self.max_seq_len < self.config.context_length else "")
             )
         wanted = DEFAULT_MAX_TOKENS if params.max_tokens is None else params.max_tokens
         endings = {*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}
@@ -225,6 +234,12 @@ class LLM:
         )
         request = Request(tuple(token_ids), params, sampler, min(wanted, room), frozenset(endings), text.push)
         return request, text
+
+    def _batch(self, prompts: Any) -> tuple[list[list[int]], bool]:
+        """Token ids of each prompt of a list; or of a single prompt, and True."""
+        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer)):
+            return [self._prompt_ids(prompts)], True
+        return [self._prompt_ids(prompt) for prompt in prompts], False
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -250,36 +265,70 @@ class LLM:
     # ---------------------------------------------------------------- logits
 
     def logits(self, token_ids: Sequence[int] | Sequence[Sequence[int]]) -> Any:
-        """Logits at every position, f32 [num_tokens, vocab_size]; for a list of sequences, a list of such arrays."""
-        if len(token_ids) and not isinstance(token_ids[0], int | np.integer):
-            return [self.logits(ids) for ids in token_ids]  # type: ignore[arg-type]
-        ids = _token_ids(token_ids, self.config.vocab_size)  # type: ignore[arg-type]
-        if not ids:
-            raise ValueError("no tokens")
-        if len(ids) > self.max_seq_len:
-            raise ContextLengthError(f"{len(ids)} tokens and the context holds {self.max_seq_len}")
-        logits = np.empty((len(ids), self.config.vocab_size), np.float32)
-        for start, rows in self._logit_rows(ids, logits):
-            if not np.isfinite(rows).all():
-                raise NonFiniteError(f"the logits of positions {start} to {start + len(rows) - 1} are not finite")
-        return logits
+        """Logits at every position, f32 [num_tokens, vocab_size]; for a list of sequences, a list of such arrays.
 
-    def _logit_rows(
-        self, ids: Sequence[int], out: NDArray[np.float32] | None = None
-    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """(first position, logits of some rows) for all positions in order; written to `out` where given."""
-        with StateSequence(self.pool, prompt_length=len(ids)) as sequence:
-            for start in range(0, len(ids), LOGIT_ROWS):
-                part = ids[start : start + LOGIT_ROWS]
-                rows = (
-                    np.empty((len(part), self.config.vocab_size), np.float32)
-                    if out is None
-                    else out[start : start + len(part)]
-                )
-                run_step(
-                    self.model, [Piece(sequence, part, range(len(part)))], num_threads=self.num_threads, logits=rows
-                )
-                yield start, rows
+        The sequences of a list may differ in length; they share steps, and each gets the logits it would get alone.
+        """
+        batch, is_single = self._batch(token_ids)
+        results = scoring.logits(self, batch)
+        return results[0] if is_single else results
+
+    # ---------------------------------------------------------------- scoring
+
+    @overload
+    def loglikelihood(self, context: Prompt, continuation: Prompt) -> tuple[float, bool]: ...
+    @overload
+    def loglikelihood(self, context: Sequence[tuple[Prompt, Prompt]]) -> list[tuple[float, bool]]: ...
+    def loglikelihood(self, context: Any, continuation: Prompt | None = None) -> Any:
+        """How probable a continuation is: (sum of the logprobs of its tokens, whether greedy decoding would write it).
+
+        Both are texts, or both lists of token ids. Texts are encoded together and cut where the context's own encoding
+        ends; trailing whitespace of the context counts as part of the continuation, and an empty context is the
+        model's beginning-of-sequence (else end-of-sequence) token. A list of (context, continuation) pairs gives a
+        list, computed as one batch. Raises ContextLengthError where both do not fit the context.
+        """
+        if continuation is not None:
+            return scoring.loglikelihoods(self, [self._pair(context, continuation)])[0]
+        return scoring.loglikelihoods(self, [self._pair(*pair) for pair in context])
+
+    @property
+    def start_token_id(self) -> int | None:
+        """The token that stands before a text that nothing precedes: beginning-of-sequence, else end-of-sequence."""
+        bos = self.config.bos_token_id
+        return bos if bos is not None else next(iter(self.eos_token_ids), None)
+
+    def _pair(self, context: Prompt, continuation: Prompt) -> tuple[Sequence[int], Sequence[int]]:
+        if isinstance(context, str) and isinstance(continuation, str):
+            return scoring.encode_pair(self.tokenizer, context, continuation, self.start_token_id)
+        if isinstance(context, str) or isinstance(continuation, str):
+            raise TypeError("context and continuation are both text, or both lists of token ids")
+        vocab = self.config.vocab_size
+        return _token_ids(context, vocab), _token_ids(continuation, vocab)
+
+    def perplexity(
+        self, text: Prompt, *, stride: int | None = None, window: int | None = None, progress: bool = False
+    ) -> float:
+        """exp of the mean negative logprob of a text's tokens (or of token ids), each given the tokens before it.
+
+        The first token is not predicted; whether it is a beginning-of-sequence token is the tokenizer's rule. The model
+        sees up to `window` tokens at a time (None: max_seq_len): the first window scores all of its tokens, each later
+        one the next `stride` tokens (None: window). progress: show a bar.
+        """
+        window = self.max_seq_len if window is None else window
+        stride = window if stride is None else stride
+        return scoring.perplexity(self, self._prompt_ids(text), window, stride, progress)
+
+    def embed(
+        self, texts: Prompt | Sequence[Prompt], *, pooling: str = "mean", normalize: bool = True
+    ) -> NDArray[np.float32]:
+        """Vectors of texts (or lists of token ids): f32 [num_texts, hidden_size], of a single one [hidden_size].
+
+        They come from the hidden states after the last norm. pooling: mean (over all positions) | last (the last
+        position). normalize: to length 1.
+        """
+        batch, is_single = self._batch(texts)
+        vectors = scoring.embed(self, batch, pooling, normalize)
+        return vectors[0] if is_single else vectors
 
 
 def _chunks(scheduler: Scheduler, request: Request, text: TextStream) -> Generator[Chunk, None, None]:
@@ -304,6 +353,11 @@ def _chunks(scheduler: Scheduler, request: Request, text: TextStream) -> Generat
         token_logprobs(request, sent_tokens),
         completion(request, text.text),
     )
+
+
+def _split(reply: Completion, opened: bool) -> Completion:
+    reasoning, answer = chat_template.split_reasoning(reply.text, opened)
+    return replace(reply, text=answer, reasoning=reasoning)
 
 
 def _with_options(
@@ -347,7 +401,3 @@ def _memory_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return 4 * KV_CACHE_BYTES
-
-
-def from_transformers(model: Any, tokenizer: Any) -> LLM:
-    raise NotImplementedError

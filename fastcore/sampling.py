@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcore import _kernels
 from fastcore.errors import NonFiniteError
 
 __all__ = ["Choice", "Sampler", "SamplingParams", "logprobs_of"]
@@ -313,8 +314,7 @@ def logprobs_of(
     Of equal logprobs the lower id comes first. Fewer than `num_top` come back only where other logits are -inf.
     """
     _, peak = _argmax(logits)
-    _, sums = _softmax_weights(logits, peak, 1.0, _blocks(logits.size))
-    log_total = peak + math.log(float(sums.sum()))
+    log_total = peak + math.log(_kernels.sum_exp(logits, peak, 1.0))
     top = np.empty(0, np.int64)
     if num_top > 0:
         top = _leading(logits, peak, 1.0, None, num_top)

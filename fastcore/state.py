@@ -154,12 +154,14 @@ def run_step(
     num_threads: int = 1,
     logits: NDArray[np.float32] | None = None,
     best: NDArray[np.int32] | None = None,
+    hidden: NDArray[np.float32] | None = None,
     op_seconds: NDArray[np.float64] | None = None,
 ) -> None:
     """Run the program over the pieces and advance their sequences.
 
     logits: f32 [number of outputs, vocab_size], written in the order of the pieces.
     best: i32 [number of outputs], argmax of each row, -1 where a logit is not finite.
+    hidden: f32 [number of outputs, hidden_size], instead of both: the hidden states after the last norm.
     op_seconds: f64 [ops of the program], is added to.
     If it raises, no sequence has advanced; recurrent state is updated in place and cannot go back, so sequences that
     have such are then empty (length 0), to be computed again or restored.
@@ -182,7 +184,7 @@ def run_step(
     ]
     cos, sin = model.rope.rows(spans)
     try:
-        model.program.run(
+        (model.program if hidden is None else model.backbone).run(
             np.concatenate([np.asarray(piece.token_ids, np.int32) for piece in pieces]),
             starts,
             positions,
@@ -191,7 +193,7 @@ def run_step(
             pieces[0].sequence.pool.kv,
             cos,
             sin,
-            output=logits,
+            output=logits if hidden is None else hidden,
             argmax=best,
             num_threads=num_threads,
             op_seconds=op_seconds,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 
@@ -38,6 +39,11 @@ class Model:
 
     def __post_init__(self) -> None:
         self.rope = RopeTable(self.config.rope, self.config.head_dim)
+
+    @cached_property
+    def backbone(self) -> Program:
+        """The program without its head: the output is the hidden states after the last norm, [num_out, hidden_size]."""
+        return self.program.without_head()
 
 
 def load_model(path: Path, dtype: str = "auto", num_threads: int = 1) -> Model:
