@@ -60,20 +60,55 @@ static void pack_lane(uint8_t *panel, fc_dtype dtype, int lane, int k, const voi
     }
 }
 
-/* A whole panel from 16 rows of the same 16-bit dtype: the common case at load, in blocks of k that stay in L1. */
+typedef uint16_t u16x8 __attribute__((vector_size(16)));
+typedef uint32_t u32x4 __attribute__((vector_size(16)));
+
+#if defined(__clang__)
+#define ZIP16(a, b, low) \
+    (low ? __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11) : __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15))
+#define SHUFFLE32(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+#define ZIP16(a, b, low)                                                    \
+    (low ? __builtin_shuffle(a, b, (u16x8){0, 8, 1, 9, 2, 10, 3, 11})       \
+         : __builtin_shuffle(a, b, (u16x8){4, 12, 5, 13, 6, 14, 7, 15}))
+#define SHUFFLE32(a, b, i, j, k, l) __builtin_shuffle(a, b, (u32x4){i, j, k, l})
+#endif
+
+/* Four vectors of four k into four k of four, at `to`, 8 u32 apart. */
+static inline void transpose_4x4(u32x4 a, u32x4 b, u32x4 c, u32x4 d, uint32_t *to)
+{
+    u32x4 ab = SHUFFLE32(a, b, 0, 4, 1, 5), cd = SHUFFLE32(c, d, 0, 4, 1, 5);
+    u32x4 ab2 = SHUFFLE32(a, b, 2, 6, 3, 7), cd2 = SHUFFLE32(c, d, 2, 6, 3, 7);
+    u32x4 rows[4] = {SHUFFLE32(ab, cd, 0, 1, 4, 5), SHUFFLE32(ab, cd, 2, 3, 6, 7), SHUFFLE32(ab2, cd2, 0, 1, 4, 5),
+                     SHUFFLE32(ab2, cd2, 2, 3, 6, 7)};
+    for (int i = 0; i < 4; i++) {
+        memcpy(to + i * 8, &rows[i], sizeof rows[i]);
+    }
+}
+
+/* A whole panel from 16 rows of the same 16-bit dtype, the common case at load: pairs of rows are zipped, then 4 x 4 transposed.
+ * bf16 pairs rows j and j + 8, f16 neighbours. */
 static void pack_panel_u16(uint8_t *panel, fc_dtype dtype, int k, const uint16_t *src)
 {
-    enum { BLOCK = 64 };
-    for (ptrdiff_t start = 0; start < k; start += BLOCK) {
-        ptrdiff_t end = start + BLOCK < k ? start + BLOCK : k;
+    ptrdiff_t i = 0, apart = dtype == FC_BF16 ? 8 : 1, stride = dtype == FC_BF16 ? 1 : 2;
+    for (; i + 8 <= k; i += 8) {
+        u32x4 low[8], high[8];
         for (int pair = 0; pair < 8; pair++) {
-            /* bf16 interleaves rows j and j + 8, f16 keeps neighbours together */
-            const uint16_t *a = src + (dtype == FC_BF16 ? pair : 2 * pair) * (ptrdiff_t)k;
-            const uint16_t *b = a + (dtype == FC_BF16 ? 8 : 1) * (ptrdiff_t)k;
-            uint32_t *out = (uint32_t *)panel + pair;
-            for (ptrdiff_t i = start; i < end; i++) {
-                out[i * 8] = (uint32_t)a[i] | (uint32_t)b[i] << 16;
-            }
+            u16x8 a, b;
+            memcpy(&a, src + pair * stride * k + i, sizeof a);
+            memcpy(&b, src + (pair * stride + apart) * k + i, sizeof b);
+            low[pair] = (u32x4)ZIP16(a, b, 1);
+            high[pair] = (u32x4)ZIP16(a, b, 0);
+        }
+        uint32_t *to = (uint32_t *)panel + i * 8;
+        for (int half = 0; half < 8; half += 4) {
+            transpose_4x4(low[half], low[half + 1], low[half + 2], low[half + 3], to + half);
+            transpose_4x4(high[half], high[half + 1], high[half + 2], high[half + 3], to + 32 + half);
+        }
+    }
+    for (; i < k; i++) {
+        for (int row = 0; row < 16; row++) {
+            ((uint16_t *)panel)[i * FC_LANES + lane_slot(dtype, row)] = src[row * (ptrdiff_t)k + i];
         }
     }
 }
