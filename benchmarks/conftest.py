@@ -6,8 +6,8 @@ FOLDER holds model folders (also FASTCORE_BENCH_MODELS); without it the default 
 """
 
 import os
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,11 @@ from fastcore.config import ModelConfig, load_config
 from fastcore.errors import Error, MissingPackageError, UnsupportedModelError
 from fastcore.machine import machine_facts
 from fastcore.models import Model, load_model
+from fastcore.peers import PEERS, TorchClassifier
 from fastcore.registry import resolve
 from fastcore.threads import resolve_num_threads
+
+Open = Callable[[Path, int], Any]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -89,14 +92,25 @@ def machine(num_threads: int) -> Machine:
 
 @pytest.fixture(scope="session")
 def peer(request: pytest.FixtureRequest, generator: Path, num_threads: int) -> Iterator[Any]:
-    """The engine that the test's parameter names, on the generator's weights; None for "alone"."""
-    from fastcore.peers import PEERS
+    """The engine that the parameter names, on the generator's weights; None for "alone"."""
+    yield from _opened(request.param, PEERS, generator, num_threads)
 
-    if request.param == "alone":
+
+@pytest.fixture(scope="session")
+def classifier_peer(request: pytest.FixtureRequest, classifier: Path, num_threads: int) -> Iterator[Any]:
+    """torch with the parameter's dtype, on the classifier's weights; None for "alone"."""
+    engines = {f"torch {dtype}": partial(TorchClassifier, dtype=dtype) for dtype in ("f32", "bf16")}
+    yield from _opened(request.param, engines, classifier, num_threads)
+
+
+def _opened(
+    name: str, engines: Mapping[str, Callable[[Path, int], Any]], folder: Path, num_threads: int
+) -> Iterator[Any]:
+    if name == "alone":
         yield None
         return
     try:
-        engine = PEERS[request.param](generator, num_threads)
+        engine = engines[name](folder, num_threads)
     except (MissingPackageError, UnsupportedModelError) as error:
         engine, reason = None, str(error)
     if engine is None:

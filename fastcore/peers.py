@@ -5,9 +5,10 @@ They are for benchmarks alone (extra `peers`).
 
 import copy
 import ctypes
+import json
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from fastcore.config import ModelConfig, load_config
 from fastcore.errors import MissingPackageError, UnsupportedModelError
 from fastcore.rope import inv_freq
 
-__all__ = ["PEERS", "LlamaCpp", "Torch", "peers_of", "write_gguf"]
+__all__ = ["PEERS", "LlamaCpp", "Torch", "TorchClassifier", "peers_of", "write_gguf"]
 
 MAX_ROWS = 512  # of a pass of llama.cpp, as its own benchmark has it and as fastcore does
 
@@ -137,16 +138,9 @@ class Torch:
     """transformers on torch. dtype: f32 | bf16, of weights and activations."""
 
     def __init__(self, path: Path, num_threads: int, *, dtype: str) -> None:
-        try:
-            import torch
-            import transformers
-        except ImportError as error:
-            raise MissingPackageError(f"{error.name} is not installed; it comes with the extra `peers`") from None
+        torch, transformers = _import_torch(num_threads)
         if not path.is_dir():
             raise UnsupportedModelError(f"transformers is run on folders; {path} is a file")
-        torch.set_num_threads(num_threads)
-        transformers.utils.logging.disable_progress_bar()
-        transformers.utils.logging.set_verbosity_error()
         kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
         self._torch = torch
         self._model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=kind).eval()
@@ -183,6 +177,65 @@ class Torch:
 
     def close(self) -> None:
         self._model = self._cache = self._marked = self._logits = None
+
+
+class TorchClassifier:
+    """A token classifier on transformers' backbone, bidirectional; texts of one call are padded to the longest."""
+
+    def __init__(self, path: Path, num_threads: int, *, dtype: str) -> None:
+        torch, transformers = _import_torch(num_threads)
+        from safetensors.torch import load_file
+
+        config = load_config(path)
+        if not config.is_token_classifier or config.is_causal:
+            raise UnsupportedModelError(f"{path.name} is not a bidirectional token classifier")
+        kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
+        stored = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        shape = transformers.Qwen3Config(**(stored.get("backbone") or stored))
+        tensors: dict[str, Any] = {}
+        for file in sorted(path.glob("*.safetensors")):
+            tensors |= load_file(file)
+        prefix = "backbone." if config.model_type == "pii_masking" else "model."
+        own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        self._torch = torch
+        self._backbone = transformers.Qwen3Model.from_pretrained(None, config=shape, state_dict=own, dtype=kind).eval()
+        head = "token_cls_head" if config.model_type == "pii_masking" else "score"
+        self._head: Any = [
+            tensors[f"{head}.{part}"].to(kind) for part in ("weight", "bias") if f"{head}.{part}" in tensors
+        ]
+        self.name = f"torch {dtype}"
+        self.version = f"torch {torch.__version__}, transformers {transformers.__version__}"
+
+    def logits(self, texts: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+        """f32 [num_tokens, rows of the head] of each text's token ids."""
+        torch = self._torch
+        longest = max(map(len, texts))
+        tokens = torch.zeros(len(texts), longest, dtype=torch.int64)
+        mask = torch.zeros(len(texts), 1, 1, longest, dtype=self._head[0].dtype)
+        for row, text in enumerate(texts):
+            tokens[row, : len(text)] = torch.tensor(text)
+            mask[row, ..., len(text) :] = torch.finfo(mask.dtype).min
+        with torch.inference_mode():
+            hidden = self._backbone(
+                tokens, attention_mask=mask.expand(-1, 1, longest, -1), use_cache=False
+            ).last_hidden_state
+            logits = torch.nn.functional.linear(hidden, *self._head).float().numpy()
+        return [row[: len(text)] for row, text in zip(logits, texts, strict=True)]
+
+    def close(self) -> None:
+        self._backbone = self._head = None
+
+
+def _import_torch(num_threads: int) -> tuple[Any, Any]:
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise MissingPackageError(f"{error.name} is not installed; it comes with the extra `peers`") from None
+    torch.set_num_threads(num_threads)
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    return torch, transformers
 
 
 PEERS: Mapping[str, Callable[[Path, int], Engine]] = {
