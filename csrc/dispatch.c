@@ -82,6 +82,11 @@ int fc_isa_usable(int i)
 void fc_exp(const float *x, float *out, ptrdiff_t n) { fc_active->exp(x, out, n); }
 void fc_silu(const float *x, float *out, ptrdiff_t n) { fc_active->silu(x, out, n); }
 void fc_softplus(const float *x, float *out, ptrdiff_t n) { fc_active->softplus(x, out, n); }
+void fc_softmax_weights(const float *x, ptrdiff_t n, float shift, float scale, float *weights, double *sums)
+{
+    fc_active->softmax_weights(x, n, shift, scale, weights, sums);
+}
+
 double fc_sum_exp(const float *x, ptrdiff_t n, float shift, float scale) { return fc_active->sum_exp(x, n, shift, scale); }
 
 int64_t fc_argmax(const float *x, ptrdiff_t n)

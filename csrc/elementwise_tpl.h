@@ -217,6 +217,28 @@ static float FC_NAME(argmax)(const float *x, ptrdiff_t n, ptrdiff_t *index, int 
     return value;
 }
 
+static void FC_NAME(softmax_weights)(const float *x, ptrdiff_t n, float shift, float scale, float *weights, double *sums)
+{
+    p16 minus = p16_set1(shift), by = p16_set1(scale);
+    for (ptrdiff_t start = 0; start < n; start += FC_WEIGHT_BLOCK) {
+        ptrdiff_t end = n - start < FC_WEIGHT_BLOCK ? n : start + FC_WEIGHT_BLOCK;
+        p16 sum = p16_zero();
+        for (ptrdiff_t i = start; i < end; i += 16) {
+            float drop[16], weight[16];
+            p16 z = p16_mul(p16_sub(FC_NAME(load_up_to)(x + i, end - i), minus), by);
+            p16_store(drop, z);
+            p16_store(weight, FC_NAME(exp16)(z));
+            for (int j = 0; j < 16; j++) {
+                weight[j] = j < end - i && drop[j] >= -87.0f ? weight[j] : 0.0f;
+            }
+            z = p16_load(weight);
+            FC_NAME(store_up_to)(weights + i, z, end - i);
+            sum = p16_add(sum, z);
+        }
+        sums[start / FC_WEIGHT_BLOCK] = FC_NAME(sum16)(sum);
+    }
+}
+
 static double FC_NAME(sum_exp)(const float *x, ptrdiff_t n, float shift, float scale)
 {
     /* f32 partial sums of 1024 blocks keep their error far below an ulp of the total, which is a double. */

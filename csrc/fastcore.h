@@ -66,6 +66,9 @@ void fc_silu(const float *x, float *out, ptrdiff_t n);
 void fc_softplus(const float *x, float *out, ptrdiff_t n);
 /* Index of the largest value (the lowest such index), or -1 if any value is NaN or infinite. */
 int64_t fc_argmax(const float *x, ptrdiff_t n);
+/* weights[i] = exp((x[i] - shift) * scale), 0 where that is below e^-87, and sums of FC_WEIGHT_BLOCK of them at a time. */
+enum { FC_WEIGHT_BLOCK = 256 };
+void fc_softmax_weights(const float *x, ptrdiff_t n, float shift, float scale, float *weights, double *sums);
 /* sum of exp((x - shift) * scale), over 16 lanes and a fixed tree. */
 double fc_sum_exp(const float *x, ptrdiff_t n, float shift, float scale);
 

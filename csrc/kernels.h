@@ -78,6 +78,8 @@ typedef struct {
     K(void, silu, (const float *x, float *out, ptrdiff_t n))                                                                   \
     /* largest value over n >= 1 and its lowest index; *finite is cleared when a value is NaN or infinite */                    \
     K(float, argmax, (const float *x, ptrdiff_t n, ptrdiff_t *index, int *finite))                                             \
+    /* weights[i] = exp((x[i] - shift) * scale), 0 where that is below e^-87; sums of FC_WEIGHT_BLOCK of them */               \
+    K(void, softmax_weights, (const float *x, ptrdiff_t n, float shift, float scale, float *weights, double *sums))            \
     K(double, sum_exp, (const float *x, ptrdiff_t n, float shift, float scale))
 
 typedef struct {

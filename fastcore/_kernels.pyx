@@ -113,6 +113,9 @@ cdef extern from "fastcore.h" nogil:
     void fc_softplus(const float *x, float *out, ptrdiff_t n)
     int64_t fc_argmax(const float *x, ptrdiff_t n)
     double fc_sum_exp(const float *x, ptrdiff_t n, float shift, float scale)
+    enum:
+        FC_WEIGHT_BLOCK
+    void fc_softmax_weights(const float *x, ptrdiff_t n, float shift, float scale, float *weights, double *sums)
     int fc_viterbi(const float *logits, int num_tokens, int num_labels, const float *transition_scores, const float *start,
                    const float *end, float *score_scratch, uint8_t *back, int32_t *path)
     size_t fc_workspace_floats(const fc_program *program, int row_capacity, int segment_capacity, int num_threads)
@@ -124,6 +127,7 @@ cdef extern from "fastcore.h" nogil:
 BLOCK_TOKENS = FC_BLOCK_TOKENS
 SEGMENT_TOKENS = FC_SEGMENT_TOKENS
 MAX_HEAD_DIM = FC_MAX_HEAD_DIM
+WEIGHT_BLOCK = FC_WEIGHT_BLOCK
 MAX_THREADS = FC_MAX_THREADS
 MAX_LABELS = FC_MAX_LABELS
 
@@ -215,6 +219,17 @@ def argmax(const float[::1] x not None) -> int:
     with nogil:
         index = fc_argmax(&x[0], x.shape[0])
     return index
+
+
+def softmax_weights(const float[::1] x not None, float shift, float scale, float[::1] weights not None,
+                    double[::1] sums not None) -> None:
+    """weights[i] = e^((x[i] - shift) * scale), 0 below e^-87; sums [ceil(n / WEIGHT_BLOCK)] of WEIGHT_BLOCK at a time."""
+    cdef ptrdiff_t n = x.shape[0]
+    if weights.shape[0] < n or sums.shape[0] != (n + FC_WEIGHT_BLOCK - 1) // FC_WEIGHT_BLOCK:
+        raise ValueError(f"{n} values into {weights.shape[0]} weights and {sums.shape[0]} sums")
+    if n:
+        with nogil:
+            fc_softmax_weights(&x[0], n, shift, scale, &weights[0], &sums[0])
 
 
 def sum_exp(const float[::1] x not None, float shift, float scale) -> float:

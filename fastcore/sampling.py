@@ -28,13 +28,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcore import _kernels
+from fastcore._kernels import WEIGHT_BLOCK, softmax_weights, sum_exp
 from fastcore.errors import NonFiniteError
 
 __all__ = ["Choice", "Sampler", "SamplingParams", "logprobs_of"]
 
 GREEDY_TEMPERATURE = 1e-4  # up to here a temperature asks for the argmax: the rest would be drawn from rounding errors
-BLOCK = 256  # weights are summed in blocks of this many tokens
+BLOCK = WEIGHT_BLOCK  # weights are summed in blocks of this many tokens
 SORT_LIMIT = 2048  # candidates are narrowed down to this many before they are sorted
 
 
@@ -314,7 +314,7 @@ def logprobs_of(
     Of equal logprobs the lower id comes first. Fewer than `num_top` come back only where other logits are -inf.
     """
     _, peak = _argmax(logits)
-    log_total = peak + math.log(_kernels.sum_exp(logits, peak, 1.0))
+    log_total = peak + math.log(sum_exp(logits, peak, 1.0))
     top = np.empty(0, np.int64)
     if num_top > 0:
         top = _leading(logits, peak, 1.0, None, num_top)
@@ -368,13 +368,10 @@ def _softmax_weights(
 
     `weights` comes from `_blocks(logits.size)`: f32, zero past the logits. The sums are f64 [number of blocks].
     """
-    inside = weights[: logits.size]
-    with np.errstate(over="ignore", under="ignore"):
-        np.subtract(logits, np.float32(peak), out=inside)
-        # The factor stays a normal f32 number, so that neither 0 * inf nor inf * 0 can occur.
-        np.multiply(inside, np.float32(min(max(1.0 / temperature, 1e-37), 1e37)), out=inside)
-        np.exp(inside, out=inside)
-    return weights, weights.reshape(-1, BLOCK).sum(axis=1, dtype=np.float64)
+    sums = np.empty(weights.size // BLOCK)
+    # The factor stays a normal f32 number, so that neither 0 * inf nor inf * 0 can occur.
+    softmax_weights(np.ascontiguousarray(logits), peak, min(max(1.0 / temperature, 1e-37), 1e37), weights, sums)
+    return weights, sums
 
 
 def _at_least(values: NDArray[np.float32], threshold: float) -> NDArray[np.int64]:

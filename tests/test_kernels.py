@@ -435,6 +435,22 @@ def test_argmax_refuses_what_is_not_finite(isa: str, awkward_size: int, value: f
         assert _kernels.argmax(x) == -1
 
 
+@pytest.mark.parametrize("size", [1, 15, 17, 255, 256, 257, 1000])
+def test_softmax_weights(isa: str, size: int) -> None:
+    x = np.random.default_rng(size).normal(0, 30, size).astype(np.float32)
+    x[::5] = -np.inf
+    x[-1] = 3.0
+    weights, sums = np.full(size + 3, 7, np.float32), np.empty(-(-size // _kernels.WEIGHT_BLOCK))
+    _kernels.softmax_weights(x, x.max(), 0.7, weights, sums)
+    drops = (x.astype(np.float64) - x.max()) * 0.7
+    expected = np.where(drops < -87, 0.0, np.exp(drops))
+    assert weights[:size] == pytest.approx(expected, rel=tolerances.WEIGHT, abs=2e-38)
+    assert (weights[:size][np.isinf(x)] == 0).all()
+    assert (weights[size:] == 7).all()
+    blocks = [weights[:size][i : i + 256].astype(np.float64).sum() for i in range(0, size, 256)]
+    assert sums == pytest.approx(blocks, rel=tolerances.SOFTMAX)
+
+
 @pytest.mark.parametrize("size", [*AWKWARD_SIZES, 16383, 16384, 16385, 152_064])
 def test_sum_exp(isa: str, size: int) -> None:
     x = 5 * normal(size)

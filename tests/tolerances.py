@@ -13,6 +13,7 @@ CONV = 1e-6  # times sum |w| |x| + |bias|: a chain of at most a few taps
 NORM = 2e-6  # relative: a sum of squares, a square root, two multiplications
 ROPE = 1e-6  # times the length of the rotated pair: two products of tables rounded to f32
 EXP_ULPS = 2  # units in the last place of the f32 result
+WEIGHT = 2e-5  # relative: exp of a drop of up to 87 that was itself rounded to f32
 SILU = 1e-6  # relative: one exp, one division
 SOFTPLUS = 1e-6  # relative: one exp, one log
 SOFTMAX = 2e-6  # absolute, on probabilities
