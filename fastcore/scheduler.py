@@ -103,9 +103,7 @@ class Scheduler:
 
     def run(self, requests: Rows[Request]) -> Iterator[None]:
         """Submit the requests and drive steps until all are finished; yields after each. Leaving early aborts them."""
-        with self._lock:
-            for request in requests:
-                self._submit(request)
+        self.submit(requests)
         try:
             while any(request.finish_reason is None for request in requests):
                 with self._lock:
@@ -113,10 +111,26 @@ class Scheduler:
                         self._step()
                 yield
         finally:
-            with self._lock:
-                for request in requests:
-                    request.finish("abort")
-                self._drop_finished()
+            self.abort(requests)
+
+    def submit(self, requests: Rows[Request]) -> None:
+        """Let the requests take part in the steps to come."""
+        with self._lock:
+            for request in requests:
+                self._submit(request)
+
+    def step(self) -> None:
+        """Run one step, if any request is there."""
+        with self._lock:
+            if self.num_requests:
+                self._step()
+
+    def abort(self, requests: Rows[Request]) -> None:
+        """End those of the requests that are not finished, and free what they hold."""
+        with self._lock:
+            for request in requests:
+                request.finish("abort")
+            self._drop_finished()
 
     def _submit(self, request: Request) -> None:
         if request.max_new_tokens == 0 and request.params.prompt_logprobs is None:
