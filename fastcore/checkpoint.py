@@ -11,12 +11,15 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from fastcore.errors import CheckpointError, MissingShardError, ModelNotFoundError, UnsupportedModelError
 from fastcore.strict_json import MAX_BYTES, parse_object, read_object
+
+if TYPE_CHECKING:
+    from fastcore.gguf import GgufFile
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -129,6 +132,11 @@ class Tensor:
         return cls(name, dtype, array.shape, _Memory(little), 0)
 
     @property
+    def auto_dtype(self) -> str:
+        """What dtype "auto" packs it as: its own."""
+        return self.dtype.lower()
+
+    @property
     def array(self) -> np.ndarray:
         """The stored values, read-only, C order, dtype DTYPES[self.dtype]: a view of the file, no copy.
 
@@ -206,8 +214,8 @@ class Checkpoint(Mapping[str, Tensor]):
         return len(self._tensors)
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a model folder, a .safetensors file or its index, or a .fh1w file.
+def open_checkpoint(path: str | Path) -> "Checkpoint | GgufFile":
+    """Open a model folder, a .safetensors file or its index, a .fh1w or a .gguf file.
 
     A folder holds model.safetensors, or model.safetensors.index.json with its shards, or else one .fh1w file.
     Raises ModelNotFoundError, MissingShardError (every missing shard), CheckpointError or UnsupportedModelError.
@@ -219,6 +227,10 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         raise ModelNotFoundError(f"{path} does not exist; expected a model folder or a checkpoint file")
     if path.name.endswith(".json"):
         return _open_sharded(path)
+    if path.suffix == ".gguf":
+        from fastcore.gguf import GgufFile
+
+        return GgufFile(path)
     file = MappedFile(path)
     try:
         return Checkpoint(_read_file(file), (file,))
@@ -249,7 +261,7 @@ def _read_file(file: MappedFile) -> dict[str, Tensor]:
 
         return read_fh1w(file)
     if magic == b"GGUF":
-        raise UnsupportedModelError(f"{file.path} is a GGUF file, expected safetensors or FH1W")
+        raise UnsupportedModelError(f"{file.path} is a GGUF file, but its name does not end in .gguf")
     return _read_safetensors(file)
 
 

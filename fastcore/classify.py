@@ -286,7 +286,7 @@ class TokenClassifier:
         """Read when the first text comes: token ids alone need none."""
         from fastcore.tokenizer import Tokenizer
 
-        return Tokenizer.from_folder(self._path if self._path.is_dir() else self._path.parent)
+        return Tokenizer.open(self._path)
 
     @overload
     def __call__(self, texts: str, *, boundaries: Sequence[int] = ()) -> Classification: ...

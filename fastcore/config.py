@@ -247,12 +247,19 @@ _HARMLESS = frozenset((
 def load_config(path: str | Path) -> ModelConfig:
     """Read config.json, generation_config.json and viterbi.json of a model folder, or of the folder that a file is in.
 
+    A .gguf file's own metadata takes their place.
+
     An .fh1w file with no config.json beside it gets one of the built-in configs. Raises ModelNotFoundError,
     CheckpointError (naming field, found, expected) or UnsupportedModelError.
     """
     path = Path(path)
     if not path.exists():
         raise ModelNotFoundError(f"{path} does not exist; expected a model folder or a checkpoint file")
+    if path.suffix == ".gguf":
+        from fastcore.gguf import GgufFile
+
+        with GgufFile(path) as file:
+            return parse_config(file.config, file.generation_config)
     folder = path if path.is_dir() else path.parent
     if not (folder / "config.json").exists():
         packs = sorted(folder.glob("*.fh1w")) if path.is_dir() else [path]

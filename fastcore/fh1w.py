@@ -222,7 +222,7 @@ BUILTIN_CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def builtin_config(tensors: Mapping[str, Tensor]) -> ModelConfig:
+def builtin_config(tensors: Mapping[str, Any]) -> ModelConfig:
     """The config of a pack that has no config.json beside it, known by the shape of its embedding."""
     embedding = tensors.get("model.embed_tokens.weight")
     found = list(embedding.shape) if embedding is not None else "none"

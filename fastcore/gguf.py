@@ -55,9 +55,26 @@ class GgufTensor:
 
     def __init__(self, name: str, stored: StoredTensor, heads: int | None) -> None:
         self.name = name
+        self.dtype = "F32"  # of `array`
         self.shape = stored.shape
         self._stored = stored
         self._heads = heads
+
+    @property
+    def auto_dtype(self) -> str:
+        """What dtype "auto" packs it as: its own if it is a float, bf16 if it is quantised."""
+        from gguf import GGMLQuantizationType
+
+        floats = {GGMLQuantizationType.F32: "f32", GGMLQuantizationType.F16: "f16"}
+        return floats.get(GGMLQuantizationType(self._stored.type), "bf16")
+
+    @property
+    def array(self) -> np.ndarray:
+        """The values, as `f32` gives them."""
+        return self.f32()
+
+    def release(self) -> None:
+        """The mapped pages go with the file: its values are always copies."""
 
     def f32(self) -> np.ndarray:
         """The values as a new f32 array, dequantised, rotary rows in half-split order."""
@@ -97,6 +114,12 @@ class GgufFile(Mapping[str, GgufTensor]):
         factors = stored.pop(_ROPE_FACTORS, None)
         self.config = self._read_config(stored, factors)
         self._tensors = {name: self._tensor(name, tensor) for name, tensor in self._renamed(stored)}
+
+    def __enter__(self) -> GgufFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Unmap the file; its tensors can no longer be read."""

@@ -34,7 +34,7 @@ class LLM:
     """A language model on this machine's CPU.
 
     model: a folder, a .gguf or .fh1w file, a hub id or a named model; None is the default model.
-    dtype: auto (weights as stored) | f32 | bf16 | f16.
+    dtype: auto (weights as stored; bf16 where they are quantised) | f32 | bf16 | f16.
     num_threads: None is the physical cores that affinity and container quota leave.
     max_seq_len: longest prompt and output together; None is the model's own.
     kv_cache_bytes: cap of the KV cache, which grows only as it is used. kv_dtype: f32 | f16.
@@ -58,7 +58,7 @@ class LLM:
         threads = resolve_num_threads(num_threads)
         path = resolve(model)
         loaded = load_model(path, dtype, threads)
-        self._start(loaded, Tokenizer.from_folder(path), threads, max_seq_len, kv_cache_bytes, kv_dtype)
+        self._start(loaded, Tokenizer.open(path), threads, max_seq_len, kv_cache_bytes, kv_dtype)
 
     @classmethod
     def from_model(

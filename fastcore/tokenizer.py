@@ -49,6 +49,17 @@ class Tokenizer:
         self._pieces: dict[int, str] = {}
 
     @classmethod
+    def open(cls, path: str | Path) -> Tokenizer:
+        """The tokenizer of a model: of a folder, of the folder that a file is in, or of a .gguf file itself."""
+        path = Path(path)
+        if path.suffix == ".gguf":
+            from fastcore.gguf import GgufFile
+
+            with GgufFile(path) as file:
+                return cls(file.tokenizer(), file.tokenizer_config())
+        return cls.from_folder(path if path.is_dir() else path.parent)
+
+    @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
         """Read tokenizer.json (required), tokenizer_config.json, special_tokens_map.json and chat_template.jinja."""
         folder = Path(folder)

@@ -18,8 +18,9 @@ DTYPES = ("auto", "f32", "bf16", "f16")
 class Weights:
     """Takes tensors out of a checkpoint, one at a time, and packs them; each name can be taken once.
 
-    tensors: name -> tensor with `.dtype`, `.shape`, `.array`, `.f32()` and `.release()` (fastcore.checkpoint).
-    dtype: of the packed linear maps; "auto" keeps each tensor's own (f32 where stacked tensors differ).
+    tensors: name -> tensor of fastcore.checkpoint or fastcore.gguf.
+    dtype: of the packed linear maps; "auto" keeps each tensor's own (bf16 if it is quantised; f32 where stacked
+        tensors differ).
     """
 
     def __init__(self, tensors: Mapping[str, Any], dtype: str = "auto", num_threads: int = 1) -> None:
@@ -111,7 +112,7 @@ class Weights:
     def _packed_dtype(self, tensors: Sequence[Any]) -> str:
         if self.dtype != "auto":
             return self.dtype
-        stored = {_STORED[tensor.dtype] for tensor in tensors}
+        stored = {tensor.auto_dtype for tensor in tensors}
         return stored.pop() if len(stored) == 1 else "f32"
 
     def _pack(self, packed: PackedLinear, tensor: Any, first_row: int, group_stride: int) -> None:

@@ -348,9 +348,9 @@ def test_what_is_not_a_checkpoint_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(CheckpointError, match=r"found: pytorch_model.bin; save the model as safetensors"):
         open_checkpoint(tmp_path)
-    (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(20))
-    with pytest.raises(UnsupportedModelError, match="GGUF"):
-        open_checkpoint(tmp_path / "x.gguf")
+    (tmp_path / "x.bin").write_bytes(b"GGUF" + bytes(20))
+    with pytest.raises(UnsupportedModelError, match=r"GGUF file, but its name does not end in \.gguf"):
+        open_checkpoint(tmp_path / "x.bin")
     os.mkfifo(tmp_path / "pipe.safetensors")
     with pytest.raises(CheckpointError, match="not a regular file"):
         open_checkpoint(tmp_path / "pipe.safetensors")

@@ -9,9 +9,10 @@ import tokenizers
 from gguf_files import CHATML, default_backend, write_gguf
 from safetensors.numpy import load_file
 from test_tokenizer import AWKWARD_TEXTS, CORPUS, byte_level, llama3, sentencepiece
-from tiny import from_bf16, tiny_checkpoint, to_bf16
+from tiny import from_bf16, make_prompt, tiny_checkpoint, to_bf16
 from tokenizers import pre_tokenizers
 
+from fastcore import LLM
 from fastcore.errors import CheckpointError, UnsupportedModelError
 from fastcore.gguf import GgufFile, write_folder
 from fastcore.tokenizer import Tokenizer
@@ -38,6 +39,29 @@ def test_tensors_and_config_survive_conversion(tmp_path, family, tie):
     for key in expected_config.keys() - IGNORED:
         assert file.config.get(key) == expected_config[key], key
     assert file.generation_config == {"bos_token_id": 256, "eos_token_id": 258}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_file_computes_what_its_folder_computes(tmp_path, family):
+    """Twenty positions in, a wrong order of q or k rows would show; the text goes through the file's own tokenizer."""
+    folder = tiny_checkpoint(tmp_path / "m", family, dtype="f32")
+    from_folder, from_file = LLM(folder), LLM(write_gguf(tmp_path / "m.gguf", folder))
+    ids = make_prompt(24, vocab_size=256, seed=1)
+    assert np.array_equal(from_folder.logits(ids), from_file.logits(ids))
+    assert (
+        from_folder.generate([ids], max_tokens=8)[0].token_ids == from_file.generate([ids], max_tokens=8)[0].token_ids
+    )
+
+
+def test_quantised_maps_are_packed_as_bf16(tmp_path):
+    folder = tiny_checkpoint(tmp_path / "m", "llama", dtype="f32", hidden_size=64, intermediate_size=64)
+    path = write_gguf(tmp_path / "m.gguf", folder, quantize="Q8_0")
+    (converted := tmp_path / "converted").mkdir()
+    with GgufFile(path) as file:
+        write_folder(file, converted, lambda size: None)
+    ids = make_prompt(9, vocab_size=256)
+    assert np.array_equal(LLM(path).logits(ids), LLM(converted).logits(ids))
+    assert not np.array_equal(LLM(path, dtype="f32").logits(ids), LLM(path).logits(ids))
 
 
 def test_query_rows_are_interleaved_by_their_own_head_count(tmp_path):

@@ -34,7 +34,7 @@ def _model(name: str) -> dict[str, Any]:
     path = resolve(name)
     plan = plan_model(path, resolve_num_threads(None))
     config = plan.config
-    tokenizer = Tokenizer.from_folder(path)
+    tokenizer = Tokenizer.open(path)
     return {
         "path": str(path),
         "model_type": config.model_type,
