@@ -42,6 +42,7 @@ typedef struct {
     float *state, *y;
 } fc_scan_task;
 
+/* Each kernel has a check_<name> in tests/c/check_kernels.c, by which instruction sets and compilers are compared. */
 #define FC_KERNEL_LIST(K)                                                                                                      \
     K(void, gemm_f32, FC_GEMM_ARGS)                                                                                            \
     K(void, gemm_bf16, FC_GEMM_ARGS)                                                                                           \
