@@ -38,8 +38,8 @@ static inline float FC_NAME(softmax_row)(float *s, int n, int padded, float scal
 }
 
 /* Scores of up to six rows against the first n positions of the blocks k. */
-static inline void FC_NAME(scores)(int dtype, const float *q, ptrdiff_t ld_q, int rows, const uint8_t *const *k, int head_dim, int n,
-                                   float *s, ptrdiff_t ld_s)
+static inline void FC_NAME(scores)(int dtype, const float *q, ptrdiff_t ld_q, int rows, const uint8_t *const *k, int head_dim,
+                                   int n, float *s, ptrdiff_t ld_s)
 {
     ptrdiff_t lane_bytes = fc_lane_bytes(dtype), panel_bytes = head_dim * lane_bytes;
     for (int i = 0; i < n; i += FC_BLOCK_TOKENS) {
@@ -55,8 +55,8 @@ static inline void FC_NAME(scores)(int dtype, const float *q, ptrdiff_t ld_q, in
 }
 
 /* Sums over the first n positions of the blocks v, weighted by up to six rows of p. */
-static inline void FC_NAME(weighted_sums)(int dtype, const float *p, ptrdiff_t ld_p, int rows, const uint8_t *const *v, int padded_dim,
-                                          int n, float *o)
+static inline void FC_NAME(weighted_sums)(int dtype, const float *p, ptrdiff_t ld_p, int rows, const uint8_t *const *v,
+                                          int padded_dim, int n, float *o)
 {
     ptrdiff_t k_bytes = padded_dim / FC_LANES * fc_lane_bytes(dtype);
     if (dtype == FC_F32) {
@@ -91,11 +91,11 @@ static void FC_NAME(attention)(const fc_attention_task *task)
 {
     const fc_kv_cache *kv = task->kv;
     int head_dim = task->head_dim, padded = fc_pad(head_dim), rows = task->tokens * task->group;
-    float *q = task->scratch;                         /* [rows][padded] */
+    float *q = task->scratch;                             /* [rows][padded] */
     float *o = q + (ptrdiff_t)FC_ATTENTION_ROWS * padded; /* [rows][padded] */
     float *l = o + (ptrdiff_t)FC_ATTENTION_ROWS * padded, *m = l + FC_ATTENTION_ROWS;
-    float *s = m + FC_ATTENTION_ROWS;                 /* [6][FC_SEGMENT_TOKENS] */
-    float *o2 = s + 6 * FC_SEGMENT_TOKENS;            /* [6][padded] */
+    float *s = m + FC_ATTENTION_ROWS;      /* [6][FC_SEGMENT_TOKENS] */
+    float *o2 = s + 6 * FC_SEGMENT_TOKENS; /* [6][padded] */
     for (int r = 0; r < rows; r++) {
         const float *from = task->q + r / task->group * task->ld_q + (ptrdiff_t)(r % task->group) * head_dim;
         memcpy(q + (ptrdiff_t)r * padded, from, (size_t)head_dim * sizeof(float));
@@ -169,7 +169,8 @@ static void FC_NAME(attention_combine)(const float *partial, int segments, int h
     FC_NAME(divide)(o, l, head_dim, out);
 }
 
-static void FC_NAME(write_kv)(const float *x, int head_dim, int dtype, int is_v, uint8_t *base, ptrdiff_t v_offset, int position)
+static void FC_NAME(write_kv)(const float *x, int head_dim, int dtype, int is_v, uint8_t *base, ptrdiff_t v_offset,
+                              int position)
 {
     int slot = position % FC_BLOCK_TOKENS, padded = fc_pad(head_dim);
     ptrdiff_t element = fc_dtype_bytes(dtype);

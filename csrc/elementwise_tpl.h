@@ -96,8 +96,8 @@ static void FC_NAME(silu)(const float *x, float *out, ptrdiff_t n)
     }
 }
 
-static void FC_NAME(store_rows)(const float *acc, ptrdiff_t ld_acc, int rows, int n, const float *bias, const float *column_scale,
-                                float scale, int add, float *dst, ptrdiff_t ld_dst)
+static void FC_NAME(store_rows)(const float *acc, ptrdiff_t ld_acc, int rows, int n, const float *bias,
+                                const float *column_scale, float scale, int add, float *dst, ptrdiff_t ld_dst)
 {
     p16 s = p16_set1(scale);
     for (int r = 0; r < rows; r++, acc += ld_acc, dst += ld_dst) {

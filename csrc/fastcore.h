@@ -24,8 +24,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { FC_LANES = 16, FC_BLOCK_TOKENS = 32, FC_SEGMENT_TOKENS = 512, FC_MAX_HEAD_DIM = 512, FC_MAX_OPS = 4096, FC_MAX_THREADS = 1024,
-       FC_MAX_D_CONV = 64 };
+enum {
+    FC_LANES = 16,
+    FC_BLOCK_TOKENS = 32,
+    FC_SEGMENT_TOKENS = 512,
+    FC_MAX_HEAD_DIM = 512,
+    FC_MAX_OPS = 4096,
+    FC_MAX_THREADS = 1024,
+    FC_MAX_D_CONV = 64
+};
 
 typedef enum { FC_F32 = 0, FC_BF16 = 1, FC_F16 = 2, FC_NUM_DTYPES = 3 } fc_dtype;
 
@@ -43,8 +50,8 @@ size_t fc_packed_bytes(int out_features, int in_features, fc_dtype dtype);
 /* Put `num_rows` rows of `src` ([num_rows, in_features], row-major, elements of src_dtype) into `panels` from row `first_row` on;
  * a source row i goes to row first_row + i, or, with group_stride > 16, to first_row + i / 16 * group_stride + i % 16 (gate and up
  * projections interleaved panel by panel). Rounds to nearest even where the target is narrower. `panels` starts zeroed. */
-void fc_pack_rows(void *panels, fc_dtype dtype, int in_features, const void *src, fc_dtype src_dtype, int num_rows, int first_row,
-                  int group_stride, int num_threads);
+void fc_pack_rows(void *panels, fc_dtype dtype, int in_features, const void *src, fc_dtype src_dtype, int num_rows,
+                  int first_row, int group_stride, int num_threads);
 
 /* The inverse for one row, as f32. */
 void fc_unpack_row(const void *panels, fc_dtype dtype, int in_features, int row, float *out);
@@ -92,7 +99,7 @@ typedef enum {
     FC_OP_ARGMAX,    /* best id of each output row */
     FC_OP_CONV,      /* dst = silu(causal depthwise convolution of n columns of src, from `column` on) */
     FC_OP_TIME_STEPS, /* dst = step | decay of n heads, step = softplus(src + bias), decay = exp(step * rate), src from `column` on */
-    FC_OP_SCAN,      /* dst = selective scan of src = x | B | C with the steps of src2, times silu(gate) when there is a gate */
+    FC_OP_SCAN, /* dst = selective scan of src = x | B | C with the steps of src2, times silu(gate) when there is a gate */
     FC_OP_GATED_NORM, /* dst = rms_norm of src in num_groups slices, times silu(gate) before or after */
     FC_NUM_OPS
 } fc_op_kind;
@@ -129,7 +136,7 @@ typedef struct {
     /* CONV, TIME_STEPS, SCAN (num_heads heads of head_dim), GATED_NORM */
     int32_t column, src2, gate; /* gate: a buffer whose first columns are the gate, or FC_NO_BUFFER */
     int32_t d_conv, d_state, num_groups, norm_before_gate;
-    const float *conv;  /* [d_conv][padded n] */
+    const float *conv;        /* [d_conv][padded n] */
     const float *rate, *skip; /* [num_heads] */
     float low, high;
     ptrdiff_t state_floats; /* where this op's part of a sequence's state starts */
@@ -160,8 +167,8 @@ typedef struct {
     const int32_t *seq_pos;      /* [num_seqs]: position of its first row */
     const int32_t *block_tables; /* [num_seqs, max_blocks] */
     int32_t max_blocks;
-    const int32_t *state_blocks; /* [num_seqs]: first block of each sequence's recurrent state, where a program has such */
-    const int32_t *out_rows; /* [num_out] */
+    const int32_t *state_blocks;      /* [num_seqs]: first block of each sequence's recurrent state, where a program has such */
+    const int32_t *out_rows;          /* [num_out] */
     const float *rope_cos, *rope_sin; /* [num_rows, head_dim / 2] */
     float *output;                    /* [num_out, ld_output] */
     ptrdiff_t ld_output;

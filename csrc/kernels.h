@@ -9,6 +9,7 @@
 #define FC_GEMM_ARGS                                                                                                           \
     (const float *x, ptrdiff_t ld_x, int rows, const void *w, ptrdiff_t panel_bytes, ptrdiff_t k_bytes, int panels, int num_k, \
      float *acc, ptrdiff_t ld_acc)
+typedef void fc_gemm FC_GEMM_ARGS;
 
 /* Attention of `tokens` x `group` query rows of one kv head over the positions of segments [first_segment, end_segment).
  * q: [tokens][ld_q], the group's heads side by side. The row of token t sees positions < limit + t * limit_step. The result of row r
@@ -43,44 +44,44 @@ typedef struct {
 } fc_scan_task;
 
 /* Each kernel has a check_<name> in tests/c/check_kernels.c, by which instruction sets and compilers are compared. */
-#define FC_KERNEL_LIST(K)                                                                                                      \
-    K(void, gemm_f32, FC_GEMM_ARGS)                                                                                            \
-    K(void, gemm_bf16, FC_GEMM_ARGS)                                                                                           \
-    K(void, gemm_f16, FC_GEMM_ARGS)                                                                                            \
-    /* dst = or += (acc + bias) * column_scale * scale on n columns of each row; bias, column_scale may be NULL */             \
-    K(void, store_rows,                                                                                                        \
-      (const float *acc, ptrdiff_t ld_acc, int rows, int n, const float *bias, const float *column_scale, float scale, int add, \
-       float *dst, ptrdiff_t ld_dst))                                                                                          \
+#define FC_KERNEL_LIST(K)                                                                                                       \
+    K(void, gemm_f32, FC_GEMM_ARGS)                                                                                             \
+    K(void, gemm_bf16, FC_GEMM_ARGS)                                                                                            \
+    K(void, gemm_f16, FC_GEMM_ARGS)                                                                                             \
+    /* dst = or += (acc + bias) * column_scale * scale on n columns of each row; bias, column_scale may be NULL */              \
+    K(void, store_rows,                                                                                                         \
+      (const float *acc, ptrdiff_t ld_acc, int rows, int n, const float *bias, const float *column_scale, float scale,          \
+       int add, float *dst, ptrdiff_t ld_dst))                                                                                  \
     /* acc holds pairs of 16 columns (gate, up); dst gets n = 16 a pair (last one cut): silu(gate * gate_scale) * up * scale */ \
-    K(void, swiglu_rows,                                                                                                       \
+    K(void, swiglu_rows,                                                                                                        \
       (const float *acc, ptrdiff_t ld_acc, int rows, int n, const float *bias, float gate_scale, float scale, float *dst,       \
-       ptrdiff_t ld_dst))                                                                                                      \
-    K(void, rms_norm, (const float *x, const float *weight, int n, float eps, float scale, float *out))                        \
-    /* out[j] = x[j] cos[j] - x[j + half] sin[j]; out[j + half] = x[j + half] cos[j] + x[j] sin[j] */                          \
-    K(void, rope, (const float *x, const float *cos, const float *sin, int head_dim, float *out))                              \
-    /* one row of a packed map times scale */                                                                                  \
-    K(void, embed_row, (const void *panels, int dtype, int k, int row, float scale, float *out))                               \
-    K(void, attention, (const fc_attention_task *task))                                                                        \
-    /* out = the partial results of one row, combined in the order of the segments */                                          \
-    K(void, attention_combine, (const float *partial, int segments, int head_dim, float *out))                                 \
-    K(void, write_kv, (const float *x, int head_dim, int dtype, int is_v, uint8_t *base, ptrdiff_t v_offset, int position))    \
-    /* out[i] = silu(bias[i] + sum over k of weight[k][i] * taps[k][i]); bias may be NULL */                                   \
-    K(void, conv_row,                                                                                                          \
-      (const float *const *taps, int d_conv, const float *weight, ptrdiff_t ld_weight, const float *bias, int n, float *out))  \
-    /* step = softplus(x + bias) within [low, high]; decay = exp(step * rate) */                                               \
-    K(void, time_steps,                                                                                                        \
-      (const float *x, const float *bias, const float *rate, int n, float low, float high, float *step, float *decay))         \
-    K(void, scan, (const fc_scan_task *task))                                                                                  \
-    /* rms_norm(x * silu(gate)) * weight, or rms_norm(x) * weight * silu(gate); out may be x */                                \
-    K(void, gated_norm,                                                                                                        \
-      (const float *x, const float *gate, const float *weight, int n, float eps, int norm_before_gate, float *out))            \
-    K(void, softplus, (const float *x, float *out, ptrdiff_t n))                                                               \
-    K(void, exp, (const float *x, float *out, ptrdiff_t n))                                                                    \
-    K(void, silu, (const float *x, float *out, ptrdiff_t n))                                                                   \
+       ptrdiff_t ld_dst))                                                                                                       \
+    K(void, rms_norm, (const float *x, const float *weight, int n, float eps, float scale, float *out))                         \
+    /* out[j] = x[j] cos[j] - x[j + half] sin[j]; out[j + half] = x[j + half] cos[j] + x[j] sin[j] */                           \
+    K(void, rope, (const float *x, const float *cos, const float *sin, int head_dim, float *out))                               \
+    /* one row of a packed map times scale */                                                                                   \
+    K(void, embed_row, (const void *panels, int dtype, int k, int row, float scale, float *out))                                \
+    K(void, attention, (const fc_attention_task *task))                                                                         \
+    /* out = the partial results of one row, combined in the order of the segments */                                           \
+    K(void, attention_combine, (const float *partial, int segments, int head_dim, float *out))                                  \
+    K(void, write_kv, (const float *x, int head_dim, int dtype, int is_v, uint8_t *base, ptrdiff_t v_offset, int position))     \
+    /* out[i] = silu(bias[i] + sum over k of weight[k][i] * taps[k][i]); bias may be NULL */                                    \
+    K(void, conv_row,                                                                                                           \
+      (const float *const *taps, int d_conv, const float *weight, ptrdiff_t ld_weight, const float *bias, int n, float *out))   \
+    /* step = softplus(x + bias) within [low, high]; decay = exp(step * rate) */                                                \
+    K(void, time_steps,                                                                                                         \
+      (const float *x, const float *bias, const float *rate, int n, float low, float high, float *step, float *decay))          \
+    K(void, scan, (const fc_scan_task *task))                                                                                   \
+    /* rms_norm(x * silu(gate)) * weight, or rms_norm(x) * weight * silu(gate); out may be x */                                 \
+    K(void, gated_norm,                                                                                                         \
+      (const float *x, const float *gate, const float *weight, int n, float eps, int norm_before_gate, float *out))             \
+    K(void, softplus, (const float *x, float *out, ptrdiff_t n))                                                                \
+    K(void, exp, (const float *x, float *out, ptrdiff_t n))                                                                     \
+    K(void, silu, (const float *x, float *out, ptrdiff_t n))                                                                    \
     /* largest value over n >= 1 and its lowest index; *finite is cleared when a value is NaN or infinite */                    \
-    K(float, argmax, (const float *x, ptrdiff_t n, ptrdiff_t *index, int *finite))                                             \
-    /* weights[i] = exp((x[i] - shift) * scale), 0 where that is below e^-87; sums of FC_WEIGHT_BLOCK of them */               \
-    K(void, softmax_weights, (const float *x, ptrdiff_t n, float shift, float scale, float *weights, double *sums))            \
+    K(float, argmax, (const float *x, ptrdiff_t n, ptrdiff_t *index, int *finite))                                              \
+    /* weights[i] = exp((x[i] - shift) * scale), 0 where that is below e^-87; sums of FC_WEIGHT_BLOCK of them */                \
+    K(void, softmax_weights, (const float *x, ptrdiff_t n, float shift, float scale, float *weights, double *sums))             \
     K(double, sum_exp, (const float *x, ptrdiff_t n, float shift, float scale))
 
 typedef struct {

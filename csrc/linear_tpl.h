@@ -17,8 +17,8 @@
 #define FC_PANELS_UP_TO_3(M) M(0) M(1) M(2)
 #define FC_PANELS_UP_TO_4(M) M(0) M(1) M(2) M(3)
 
-#define FC_DECLARE_X(r, p) const float *x##r = x + (r)*ld_x;
-#define FC_DECLARE_W(p) const uint8_t *w##p = w + (p)*panel_bytes;
+#define FC_DECLARE_X(r, p) const float *x##r = x + (r) * ld_x;
+#define FC_DECLARE_W(p) const uint8_t *w##p = w + (p) * panel_bytes;
 #define FC_DECLARE_ACC(r, p) p16 a##r##_##p = p16_zero();
 #define FC_MULTIPLY(r, p) a##r##_##p = p16_fma(b, v##p, a##r##_##p);
 #define FC_MULTIPLY_1(r) FC_MULTIPLY(r, 0)
@@ -26,61 +26,54 @@
 #define FC_MULTIPLY_3(r) FC_MULTIPLY_2(r) FC_MULTIPLY(r, 2)
 #define FC_MULTIPLY_4(r) FC_MULTIPLY_3(r) FC_MULTIPLY(r, 3)
 /* One broadcast lives at a time: six of them beside the accumulators would not fit sixteen registers. */
-#define FC_STEP(r, P)                  \
-    {                                  \
-        p16 b = p16_set1(x##r[k]);     \
-        FC_MULTIPLY_##P(r)             \
+#define FC_STEP(r, P)              \
+    {                              \
+        p16 b = p16_set1(x##r[k]); \
+        FC_MULTIPLY_##P(r)         \
     }
-#define FC_WRITE(r, p) p16_store(acc + (r)*ld_acc + (p)*16, a##r##_##p);
+#define FC_WRITE(r, p) p16_store(acc + (r) * ld_acc + (p) * 16, a##r##_##p);
 /* Weights `next` bytes further on are what comes after these: touched now, they are on their way from memory in time. */
-#define FC_LOAD_W(p)                \
-    p16 v##p = FC_LOAD(w##p);       \
+#define FC_LOAD_W(p)                 \
+    p16 v##p = FC_LOAD(w##p);        \
     __builtin_prefetch(w##p + next); \
     w##p += k_bytes;
 
-#define FC_ONE_K(R, P)                                         \
-    {                                                          \
-        FC_PANELS_UP_TO_##P(FC_LOAD_W) FC_ROWS_##R(FC_STEP, P) \
-    }
+#define FC_ONE_K(R, P) {FC_PANELS_UP_TO_##P(FC_LOAD_W) FC_ROWS_##R(FC_STEP, P)}
 
-#define FC_DEFINE_TILE(R, P)                                                                                               \
-    static inline void FC_TILE(R, P)(const float *restrict x, ptrdiff_t ld_x, const uint8_t *restrict w,                   \
-                                     ptrdiff_t panel_bytes, ptrdiff_t k_bytes, int num_k, float *restrict acc,             \
-                                     ptrdiff_t ld_acc, ptrdiff_t next)                                                     \
-    {                                                                                                                      \
-        (void)panel_bytes;                                                                                                 \
-        (void)ld_x;                                                                                                        \
-        FC_ROWS_##R(FC_DECLARE_X, 0) FC_PANELS_UP_TO_##P(FC_DECLARE_W) FC_GRID_##P(R, FC_DECLARE_ACC)                      \
-            for (ptrdiff_t k = 0; k < num_k; k++)                                                                          \
-        {                                                                                                                  \
-            FC_ONE_K(R, P)                                                                                                 \
-        }                                                                                                                  \
-        FC_GRID_##P(R, FC_WRITE)                                                                                           \
+#define FC_DEFINE_TILE(R, P)                                                                                              \
+    static inline void FC_TILE(R, P)(const float *restrict x, ptrdiff_t ld_x, const uint8_t *restrict w,                  \
+                                     ptrdiff_t panel_bytes, ptrdiff_t k_bytes, int num_k, float *restrict acc,            \
+                                     ptrdiff_t ld_acc, ptrdiff_t next)                                                    \
+    {                                                                                                                     \
+        (void)panel_bytes;                                                                                                \
+        (void)ld_x;                                                                                                       \
+        FC_ROWS_##R(FC_DECLARE_X, 0) FC_PANELS_UP_TO_##P(FC_DECLARE_W)                                                    \
+            FC_GRID_##P(R, FC_DECLARE_ACC) for (ptrdiff_t k = 0; k < num_k; k++){FC_ONE_K(R, P)} FC_GRID_##P(R, FC_WRITE) \
     }
 
 /* The same over k that lie FC_BLOCK_TOKENS at a time at the addresses in `blocks` (values of the cache): one chain through all. */
-#define FC_DEFINE_TILE_BLOCKS(R, P)                                                                                        \
-    static inline void FC_TILE_BLOCKS(R, P)(const float *restrict x, ptrdiff_t ld_x, const uint8_t *const *blocks,         \
-                                            ptrdiff_t offset, ptrdiff_t panel_bytes, ptrdiff_t k_bytes, int num_k,         \
-                                            float *restrict acc, ptrdiff_t ld_acc)                                         \
-    {                                                                                                                      \
-        (void)panel_bytes;                                                                                                 \
-        (void)ld_x;                                                                                                        \
-        FC_ROWS_##R(FC_DECLARE_X, 0) FC_GRID_##P(R, FC_DECLARE_ACC) for (ptrdiff_t k = 0; k < num_k; blocks++)             \
-        {                                                                                                                  \
-            const uint8_t *w = blocks[0] + offset;                                                                         \
-            ptrdiff_t end = k + FC_BLOCK_TOKENS, next = end < num_k ? blocks[1] - blocks[0] : 0;                           \
-            end = end < num_k ? end : num_k;                                                                               \
-            FC_PANELS_UP_TO_##P(FC_DECLARE_W) for (; k < end; k++) { FC_ONE_K(R, P) }                                      \
-        }                                                                                                                  \
-        FC_GRID_##P(R, FC_WRITE)                                                                                           \
+#define FC_DEFINE_TILE_BLOCKS(R, P)                                                                                \
+    static inline void FC_TILE_BLOCKS(R, P)(const float *restrict x, ptrdiff_t ld_x, const uint8_t *const *blocks, \
+                                            ptrdiff_t offset, ptrdiff_t panel_bytes, ptrdiff_t k_bytes, int num_k, \
+                                            float *restrict acc, ptrdiff_t ld_acc)                                 \
+    {                                                                                                              \
+        (void)panel_bytes;                                                                                         \
+        (void)ld_x;                                                                                                \
+        FC_ROWS_##R(FC_DECLARE_X, 0) FC_GRID_##P(R, FC_DECLARE_ACC) for (ptrdiff_t k = 0; k < num_k; blocks++)     \
+        {                                                                                                          \
+            const uint8_t *w = blocks[0] + offset;                                                                 \
+            ptrdiff_t end = k + FC_BLOCK_TOKENS, next = end < num_k ? blocks[1] - blocks[0] : 0;                   \
+            end = end < num_k ? end : num_k;                                                                       \
+            FC_PANELS_UP_TO_##P(FC_DECLARE_W) for (; k < end; k++) { FC_ONE_K(R, P) }                              \
+        }                                                                                                          \
+        FC_GRID_##P(R, FC_WRITE)                                                                                   \
     }
 
-#define FC_RUN_TILE(R, P)                                                                                   \
-    FC_TILE(R, P)(x, ld_x, w + p * panel_bytes, panel_bytes, k_bytes, num_k, acc + p * 16, ld_acc, next);   \
+#define FC_RUN_TILE(R, P)                                                                                 \
+    FC_TILE(R, P)(x, ld_x, w + p * panel_bytes, panel_bytes, k_bytes, num_k, acc + p * 16, ld_acc, next); \
     p += P
-#define FC_RUN_TILE_BLOCKS(R, P)                                                                                    \
-    FC_TILE_BLOCKS(R, P)(x, ld_x, blocks, p *panel_bytes, panel_bytes, k_bytes, num_k, acc + p * 16, ld_acc);       \
+#define FC_RUN_TILE_BLOCKS(R, P)                                                                               \
+    FC_TILE_BLOCKS(R, P)(x, ld_x, blocks, p * panel_bytes, panel_bytes, k_bytes, num_k, acc + p * 16, ld_acc); \
     p += P
 
 /* The panels of R rows: P at a time, then two, then one. */
@@ -99,25 +92,25 @@
 
 /* All panels of a tile of `height` rows. One row hides the latency of its chains only behind other panels, so its last panels
  * go together. */
-#define FC_RUN_HEIGHT(RUN)                \
-    switch (height) {                     \
-    case 1:                               \
-        while (panels - p >= 4) {         \
-            RUN(1, 4);                    \
-        }                                 \
-        if (panels - p == 3) {            \
-            RUN(1, 3);                    \
-        } else if (panels - p == 2) {     \
-            RUN(1, 2);                    \
-        } else if (panels - p == 1) {     \
-            RUN(1, 1);                    \
-        }                                 \
-        break;                            \
-        FC_CASE(RUN, 2, FC_PANELS_2)      \
-        FC_CASE(RUN, 3, FC_PANELS_2)      \
-        FC_CASE(RUN, 4, FC_PANELS_4)      \
-        FC_CASE(RUN, 5, FC_PANELS_4)      \
-        FC_CASE(RUN, 6, FC_PANELS_4)      \
+#define FC_RUN_HEIGHT(RUN)            \
+    switch (height) {                 \
+    case 1:                           \
+        while (panels - p >= 4) {     \
+            RUN(1, 4);                \
+        }                             \
+        if (panels - p == 3) {        \
+            RUN(1, 3);                \
+        } else if (panels - p == 2) { \
+            RUN(1, 2);                \
+        } else if (panels - p == 1) { \
+            RUN(1, 1);                \
+        }                             \
+        break;                        \
+        FC_CASE(RUN, 2, FC_PANELS_2)  \
+        FC_CASE(RUN, 3, FC_PANELS_2)  \
+        FC_CASE(RUN, 4, FC_PANELS_4)  \
+        FC_CASE(RUN, 5, FC_PANELS_4)  \
+        FC_CASE(RUN, 6, FC_PANELS_4)  \
     }
 
 #define FC_TILE__(dtype, R, P) tile_##dtype##_##R##x##P

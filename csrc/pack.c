@@ -68,8 +68,8 @@ typedef uint32_t u32x4 __attribute__((vector_size(16)));
     (low ? __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11) : __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15))
 #define SHUFFLE32(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
 #else
-#define ZIP16(a, b, low)                                                    \
-    (low ? __builtin_shuffle(a, b, (u16x8){0, 8, 1, 9, 2, 10, 3, 11})       \
+#define ZIP16(a, b, low)                                              \
+    (low ? __builtin_shuffle(a, b, (u16x8){0, 8, 1, 9, 2, 10, 3, 11}) \
          : __builtin_shuffle(a, b, (u16x8){4, 12, 5, 13, 6, 14, 7, 15}))
 #define SHUFFLE32(a, b, i, j, k, l) __builtin_shuffle(a, b, (u32x4){i, j, k, l})
 #endif
@@ -144,11 +144,10 @@ static void pack_range(void *data, int thread, int num_threads)
     }
 }
 
-void fc_pack_rows(void *panels, fc_dtype dtype, int in_features, const void *src, fc_dtype src_dtype, int num_rows, int first_row,
-                  int group_stride, int num_threads)
+void fc_pack_rows(void *panels, fc_dtype dtype, int in_features, const void *src, fc_dtype src_dtype, int num_rows,
+                  int first_row, int group_stride, int num_threads)
 {
-    pack_job job = {(uint8_t *)panels, dtype,     src_dtype,   in_features,
-                    num_rows,          first_row, group_stride, (const uint8_t *)src};
+    pack_job job = {(uint8_t *)panels, dtype, src_dtype, in_features, num_rows, first_row, group_stride, (const uint8_t *)src};
     fc_parallel(num_threads, pack_range, &job);
 }
 

@@ -7,13 +7,13 @@
 #include "parallel.h"
 
 enum {
-    NORM_ROWS = 8,     /* up to here each thread normalises for itself instead of meeting the others */
-    TILE_ROWS = 6,     /* up to here a thread takes many panels a call, beyond it two */
+    NORM_ROWS = 8, /* up to here each thread normalises for itself instead of meeting the others */
+    TILE_ROWS = 6, /* up to here a thread takes many panels a call, beyond it two */
     PANELS_FEW = 16,
     PANELS_MANY = 2,
-    SPLIT_TOKENS = 4,  /* sequences with more rows than this in a step do not split their context over threads */
-    NO_COLUMNS = -2,   /* the id of a thread that had no columns to look at */
-    SPLIT_ROWS = 16,   /* rows of a step whose context may be split */
+    SPLIT_TOKENS = 4, /* sequences with more rows than this in a step do not split their context over threads */
+    NO_COLUMNS = -2,  /* the id of a thread that had no columns to look at */
+    SPLIT_ROWS = 16,  /* rows of a step whose context may be split */
 };
 
 typedef struct {
@@ -21,7 +21,7 @@ typedef struct {
     const fc_step *step;
     int num_ops, split;
     fc_barrier barrier;
-    atomic_int stop_at; /* no thread starts an op behind a barrier from this index on */
+    atomic_int stop_at;          /* no thread starts an op behind a barrier from this index on */
     atomic_int next[FC_MAX_OPS]; /* items handed out, per op */
 } run_state;
 
@@ -128,7 +128,8 @@ typedef struct {
 
 static range share(const team_member *m, int items)
 {
-    return (range){(int)((int64_t)items * m->thread / m->num_threads), (int)((int64_t)items * (m->thread + 1) / m->num_threads)};
+    return (range){(int)((int64_t)items * m->thread / m->num_threads),
+                   (int)((int64_t)items * (m->thread + 1) / m->num_threads)};
 }
 
 static void meet(const team_member *m) { fc_barrier_wait(&m->run->barrier, m->num_threads); }
@@ -152,13 +153,17 @@ static void run_embed(const team_member *m, const fc_op *op)
 }
 
 /* Row r of the op's rows in a source that holds all rows of the step. */
-static int source_row(const fc_step *step, const fc_op *op, int r) { return op->row_set == FC_ROWS_OUT ? step->out_rows[r] : r; }
+static int source_row(const fc_step *step, const fc_op *op, int r)
+{
+    return op->row_set == FC_ROWS_OUT ? step->out_rows[r] : r;
+}
 
 static void norm_rows(const team_member *m, const fc_op *op, range rows, const float *src, ptrdiff_t ld_src, float *dst,
                       ptrdiff_t ld_dst)
 {
     for (int r = rows.begin; r < rows.end; r++) {
-        fc_active->rms_norm(src + source_row(m->step, op, r) * ld_src, op->norm, op->k, op->eps, op->src_scale, dst + r * ld_dst);
+        fc_active->rms_norm(src + source_row(m->step, op, r) * ld_src, op->norm, op->k, op->eps, op->src_scale,
+                            dst + r * ld_dst);
     }
 }
 
@@ -170,7 +175,10 @@ static void run_norm(const team_member *m, const fc_op *op)
     norm_rows(m, op, share(m, num_rows(m->step, op->row_set)), src, ld_src, dst, ld_dst);
 }
 
-static const int32_t *block_table(const fc_step *step, int seq) { return step->block_tables + (ptrdiff_t)seq * step->max_blocks; }
+static const int32_t *block_table(const fc_step *step, int seq)
+{
+    return step->block_tables + (ptrdiff_t)seq * step->max_blocks;
+}
 
 /* The heads [heads.begin, heads.end) of q | k | v in `src`, for all rows. */
 static void process_heads(const team_member *m, const fc_op *op, range heads, float *src, ptrdiff_t ld)
@@ -242,9 +250,9 @@ static void run_linear(const team_member *m, const fc_op *op)
         scratch += NORM_ROWS * widest(m->run->program);
     }
 
-    void (*gemm) FC_GEMM_ARGS = op->dtype == FC_F32    ? fc_active->gemm_f32
-                                : op->dtype == FC_BF16 ? fc_active->gemm_bf16
-                                                       : fc_active->gemm_f16;
+    fc_gemm *gemm = op->dtype == FC_F32    ? fc_active->gemm_f32
+                    : op->dtype == FC_BF16 ? fc_active->gemm_bf16
+                                           : fc_active->gemm_f16;
     ptrdiff_t lane_bytes = fc_lane_bytes(op->dtype), panel_bytes = lane_bytes * op->k;
     /* A share is whole heads when the heads are finished here, whole (gate, up) pairs for SWIGLU, else whole panels. */
     int panels_each = op->fused_heads ? op->head_dim / FC_LANES : op->epilogue == FC_SWIGLU ? 2 : 1;
@@ -324,8 +332,8 @@ static void run_item(const team_member *m, const fc_op *op, const item_plan *pla
             one.q += t * ld_q;
             one.tokens = 1;
             one.limit += t * task.limit_step;
-            one.partial = partials(m) + (((ptrdiff_t)(row + t) * op->num_kv_heads + head) * group) *
-                                            step->segment_capacity * (padded + 2);
+            one.partial = partials(m) +
+                          (((ptrdiff_t)(row + t) * op->num_kv_heads + head) * group) * step->segment_capacity * (padded + 2);
             fc_active->attention(&one);
         }
         return;
@@ -419,7 +427,8 @@ static void run_argmax(const team_member *m, const fc_op *op)
         best_id best = {0, NO_COLUMNS};
         for (int t = 0; t < m->num_threads; t++) {
             best_id next = found[r * m->num_threads + t];
-            if (best.index == NO_COLUMNS || next.index == -1 || (best.index >= 0 && next.index >= 0 && next.value > best.value)) {
+            if (best.index == NO_COLUMNS || next.index == -1 ||
+                (best.index >= 0 && next.index >= 0 && next.value > best.value)) {
                 best = next;
             }
         }

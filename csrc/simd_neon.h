@@ -25,7 +25,10 @@ static inline p16 p16_set1(float v)
     return (p16){x, x, x, x};
 }
 
-static inline p16 p16_load(const float *p) { return (p16){vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}; }
+static inline p16 p16_load(const float *p)
+{
+    return (p16){vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)};
+}
 
 static inline void p16_store(float *p, p16 x)
 {
@@ -63,7 +66,8 @@ static inline float32x4_t fc_add_exponent4(float32x4_t x, float32x4_t n)
 /* x * 2^n, where the low bits of n's representation hold the integer (see exp16). */
 static inline p16 p16_add_exponent(p16 x, p16 n)
 {
-    return (p16){fc_add_exponent4(x.a, n.a), fc_add_exponent4(x.b, n.b), fc_add_exponent4(x.c, n.c), fc_add_exponent4(x.d, n.d)};
+    return (p16){fc_add_exponent4(x.a, n.a), fc_add_exponent4(x.b, n.b), fc_add_exponent4(x.c, n.c),
+                 fc_add_exponent4(x.d, n.d)};
 }
 
 static inline p16 p16_load_f32(const void *p) { return p16_load((const float *)p); }

@@ -58,11 +58,13 @@ static void add(const void *data, size_t bytes)
 static void add_floats(const float *x, size_t n) { add(x, n * sizeof(float)); }
 
 static const int sizes[] = {1, 2, 3, 5, 7, 15, 16, 17, 31, 33, 63, 64, 65, 97, 300};
-#define EACH_SIZE(n) for (size_t n##_index = 0, n = 1; n##_index < sizeof sizes / sizeof sizes[0] && (n = (size_t)sizes[n##_index], 1); n##_index++)
+#define EACH_SIZE(n)                                                                                                   \
+    for (size_t n##_index = 0, n = 1; n##_index < sizeof sizes / sizeof sizes[0] && (n = (size_t)sizes[n##_index], 1); \
+         n##_index++)
 
 /* ---- one check a kernel */
 
-static void check_gemm(void (*gemm) FC_GEMM_ARGS, fc_dtype dtype)
+static void check_gemm(fc_gemm *gemm, fc_dtype dtype)
 {
     enum { MOST_ROWS = 14, MOST_PANELS = 9, K = 45 };
     float *x = floats(MOST_ROWS * K, 1.0f), *w = floats(MOST_PANELS * 16 * K, 1.0f);
@@ -94,8 +96,8 @@ static void check_store_rows(void)
     {
         float *acc = floats(ROWS * LD, 2.0f), *bias = floats(n, 1.0f), *column = floats(n, 1.0f), *dst = floats(ROWS * n, 1.0f);
         for (int which = 0; which < 8; which++) {
-            fc_active->store_rows(acc, LD, ROWS, (int)n, which & 1 ? bias : NULL, which & 2 ? column : NULL, 0.7f, which & 4, dst,
-                                  (ptrdiff_t)n);
+            fc_active->store_rows(acc, LD, ROWS, (int)n, which & 1 ? bias : NULL, which & 2 ? column : NULL, 0.7f, which & 4,
+                                  dst, (ptrdiff_t)n);
             add_floats(dst, ROWS * n);
         }
         free(acc);
@@ -298,7 +300,7 @@ static void check_attention_combine(void)
             size_t width = (size_t)fc_pad((int)dim) + 2;
             float *partial = floats((size_t)segments * width, 1.0f), *out = floats(dim, 1.0f);
             for (int s = 0; s < segments; s++) {
-                partial[(size_t)s * width + width - 2] = 1.5f + next_float(); /* the sum */
+                partial[(size_t)s * width + width - 2] = 1.5f + next_float();  /* the sum */
                 partial[(size_t)s * width + width - 1] = 20.0f * next_float(); /* the maximum */
             }
             fc_active->attention_combine(partial, segments, (int)dim, out);
@@ -318,7 +320,8 @@ static void check_conv_row(void)
             for (int k = 0; k < 4; k++) {
                 taps[k] = floats(n, 2.0f);
             }
-            fc_active->conv_row((const float *const *)taps, d_conv, weight, (ptrdiff_t)n, d_conv % 2 ? bias : NULL, (int)n, out);
+            fc_active->conv_row((const float *const *)taps, d_conv, weight, (ptrdiff_t)n, d_conv % 2 ? bias : NULL, (int)n,
+                                out);
             add_floats(out, n);
             for (int k = 0; k < 4; k++) {
                 free(taps[k]);
@@ -503,15 +506,28 @@ static void *packed(int rows, int k, fc_dtype dtype, float scale)
 
 static fc_op linear(int src, int dst, int n, int k, fc_dtype dtype, const float *norm)
 {
-    return (fc_op){.kind = FC_OP_LINEAR, .barrier = 1, .src = src, .dst = dst, .row_set = FC_ROWS_ALL, .dtype = (int32_t)dtype,
-                   .n = n, .k = k, .weights = packed(n, k, dtype, 0.3f), .norm = norm, .scale = 1.0f, .src_scale = 1.0f,
-                   .gate_scale = 1.0f, .eps = 1e-6f, .key_scale = 1.0f};
+    return (fc_op){.kind = FC_OP_LINEAR,
+                   .barrier = 1,
+                   .src = src,
+                   .dst = dst,
+                   .row_set = FC_ROWS_ALL,
+                   .dtype = (int32_t)dtype,
+                   .n = n,
+                   .k = k,
+                   .weights = packed(n, k, dtype, 0.3f),
+                   .norm = norm,
+                   .scale = 1.0f,
+                   .src_scale = 1.0f,
+                   .gate_scale = 1.0f,
+                   .eps = 1e-6f,
+                   .key_scale = 1.0f};
 }
 
 /* The logits [TOKENS, VOCAB] of steps of these sizes. */
 static float *logits(const fc_program *program, const int *chunks, int num_threads, int kv_dtype)
 {
-    float *output = (float *)zeroed(TOKENS * VOCAB * sizeof(float)), *tables = (float *)zeroed(TOKENS * HEAD_DIM * sizeof(float));
+    float *output = (float *)zeroed(TOKENS * VOCAB * sizeof(float)),
+          *tables = (float *)zeroed(TOKENS * HEAD_DIM * sizeof(float));
     float *workspace = (float *)malloc(fc_workspace_floats(program, TOKENS, 1, num_threads) * sizeof(float));
     ptrdiff_t element = fc_dtype_bytes(kv_dtype);
     fc_kv_cache kv = {.dtype = kv_dtype, .v_offset = element * FC_BLOCK_TOKENS * HEAD_DIM};
@@ -576,13 +592,26 @@ static void check_model(void)
     enum { X, Q, MIXED, ACTIVATION, BUFFERS };
     static const fc_dtype dtypes[LAYERS] = {FC_BF16, FC_F16};
     static const fc_buffer buffers[BUFFERS] = {{48}, {QKV}, {HEADS * HEAD_DIM}, {64}};
-    fc_op ops[OPS] = {{.kind = FC_OP_EMBED, .dst = X, .dtype = FC_BF16, .n = VOCAB, .k = HIDDEN, .scale = 1.0f,
+    fc_op ops[OPS] = {{.kind = FC_OP_EMBED,
+                       .dst = X,
+                       .dtype = FC_BF16,
+                       .n = VOCAB,
+                       .k = HIDDEN,
+                       .scale = 1.0f,
                        .weights = packed(VOCAB, HIDDEN, FC_BF16, 1.0f)}};
     int count = 1;
     float *norm = floats(HIDDEN, 1.0f), *q_norm = floats(HEAD_DIM, 1.0f), *bias = floats(QKV, 0.5f);
     for (int layer = 0; layer < LAYERS; layer++) {
-        fc_op heads = {.kind = FC_OP_HEADS, .barrier = 1, .src = Q, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
-                       .head_dim = HEAD_DIM, .layer = layer, .causal = 1, .key_scale = 0.8f, .eps = 1e-6f};
+        fc_op heads = {.kind = FC_OP_HEADS,
+                       .barrier = 1,
+                       .src = Q,
+                       .num_heads = HEADS,
+                       .num_kv_heads = KV_HEADS,
+                       .head_dim = HEAD_DIM,
+                       .layer = layer,
+                       .causal = 1,
+                       .key_scale = 0.8f,
+                       .eps = 1e-6f};
         fc_op qkv = linear(X, Q, QKV, HIDDEN, dtypes[layer], norm);
         qkv.bias = bias;
         if (layer == 0) { /* finished inside the projection; the other layer by an op of its own, and normalised */
