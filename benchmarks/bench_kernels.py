@@ -20,17 +20,19 @@ LAYERS = 24
 VOCAB_SIZE = 151936
 
 
-def _report(benchmark: Any, limits: Limits, *, read: int = 0, flops: int = 0) -> None:
+def _report(benchmark: Any, kernel: str, limits: Limits, nbytes: int, flops: int) -> None:
     if benchmark.stats is None:  # --benchmark-disable
         return
-    seconds = benchmark.stats.stats.min
-    if read:
-        benchmark.extra_info["GB/s"] = round(read / seconds / 1e9, 2)
-        benchmark.extra_info["share of the read limit"] = round(read / seconds / limits.read, 3)
-    if flops:
-        benchmark.extra_info["GFLOP/s"] = round(flops / seconds / 1e9, 2)
-        benchmark.extra_info["share of the compute limit"] = round(flops / seconds / limits.compute, 3)
-    benchmark.extra_info["read_limit"], benchmark.extra_info["compute_limit"] = limits.read, limits.compute
+    read, compute = nbytes / benchmark.stats.stats.min, flops / benchmark.stats.stats.min
+    benchmark.extra_info |= {
+        "kernel": kernel,
+        "bytes_per_second": read,
+        "flops_per_second": compute,
+        "share_of_read_limit": read / limits.read,
+        "share_of_compute_limit": compute / limits.compute,
+        "read_limit": limits.read,
+        "compute_limit": limits.compute,
+    }
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 8, 512])
@@ -57,7 +59,7 @@ def bench_linear(benchmark: Any, machine: Any, num_threads: int, dtype: str, row
     benchmark.pedantic(step, rounds=3 if rows > 8 else 10, warmup_rounds=1)
     nbytes = sum(weights.nbytes for weights in maps)
     flops = 2 * rows * len(maps) * IN_FEATURES * OUT_FEATURES
-    _report(benchmark, machine.limits(), read=nbytes, flops=flops)
+    _report(benchmark, f"linear {dtype}, {rows} rows", machine.limits(), nbytes, flops)
 
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
@@ -93,7 +95,8 @@ def bench_attention(benchmark: Any, machine: Any, num_threads: int, rows: int, d
     benchmark.pedantic(step, ({},), rounds=5, warmup_rounds=1)
     nbytes = LAYERS * 2 * num_kv_heads * head_dim * length * (4 if kv_dtype == "f32" else 2)
     flops = LAYERS * 4 * num_heads * head_dim * sum(range(depth + 1, length + 1))
-    _report(benchmark, machine.limits(), read=nbytes, flops=flops)
+    name = f"attention over {kv_dtype}, {rows} rows at {depth}"
+    _report(benchmark, name, machine.limits(), nbytes, flops)
 
 
 def bench_exp(benchmark: Any) -> None:
@@ -102,7 +105,7 @@ def bench_exp(benchmark: Any) -> None:
     assert (np.abs(_kernels.exp(x) - expected) <= tolerances.EXP_ULPS * np.spacing(expected)).all()
     benchmark(_kernels.exp, x)
     if benchmark.stats is not None:
-        benchmark.extra_info["G values/s"] = round(x.size / benchmark.stats.stats.min / 1e9, 3)
+        benchmark.extra_info["values_per_second"] = x.size / benchmark.stats.stats.min
 
 
 def bench_argmax(benchmark: Any) -> None:
@@ -110,4 +113,4 @@ def bench_argmax(benchmark: Any) -> None:
     assert _kernels.argmax(x) == int(x.argmax())
     benchmark(_kernels.argmax, x)
     if benchmark.stats is not None:
-        benchmark.extra_info["GB/s"] = round(x.nbytes / benchmark.stats.stats.min / 1e9, 2)
+        benchmark.extra_info["values_per_second"] = x.size / benchmark.stats.stats.min

@@ -1,18 +1,21 @@
 """The picture of a benchmark: what engines attain, under what the machine's memory and multipliers allow."""
 
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fastcore.bench import BenchResult, Timing
+from fastcore.bench import BenchResult
 from fastcore.errors import MissingPackageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 __all__ = ["check_plot_file", "draw"]
 
 SUFFIXES = (".png", ".svg", ".pdf")
-COLOURS = ("#1b6ca8", "#d1495b", "#3a7d44", "#b8860b", "#6a4c93")
+COLOURS = ("#1b6ca8", "#d1495b", "#3a7d44", "#c27c0e", "#6a4c93")  # of engines, fastcore first
 GREY = "#555555"
 
 
@@ -38,108 +41,88 @@ def draw(result: BenchResult, file: str | Path, title: str) -> None:
 
     figure = Figure(figsize=(8.4, 5.4), dpi=160, layout="constrained")
     axes = figure.add_subplot()
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    _draw_limits(axes, result)
-    for number, engine in enumerate(result.engines):
-        timings = sorted((t for t in result.timings if t.engine == engine), key=lambda t: t.intensity)
-        colour = COLOURS[number % len(COLOURS)]
-        for is_decode, marker in ((True, "s"), (False, "o")):
-            points = [t for t in timings if (t.workload.rows == 1) == is_decode]
-            axes.plot(
-                [t.intensity for t in points],
-                [t.compute / 1e9 for t in points],
-                marker=marker,
-                markersize=7.5 if number == 0 else 6.5,
-                color=colour,
-                markerfacecolor=colour if number == 0 else "white",
-                markeredgewidth=1.4,
-                linewidth=1.0,
-                linestyle="-" if number == 0 else ":",
-                alpha=1.0 if number == 0 else 0.9,
-                zorder=4 if number == 0 else 3,
-            )
-            if number == 0:
-                for t in points:
-                    _label(axes, t)
-    _legend(axes, result)
-    axes.set_title(title, fontsize=10.5, loc="left")
-    axes.set_xlabel("FLOP for each byte of weights and KV cache that must be read")
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.set_xlabel("FLOP for each byte of weights and KV cache that has to be read")
     axes.set_ylabel("GFLOP/s")
-    axes.grid(True, which="major", color="#e4e4e4", linewidth=0.6)
+    axes.grid(True, color="#e6e6e6", linewidth=0.6)
     axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
+    for engine in result.engines:
+        _draw_engine(axes, result, engine)
+    _draw_legend(axes, result)
+    _draw_roof(figure, axes, result)
     figure.savefig(file)
 
 
-def _draw_limits(axes: "Axes", result: BenchResult) -> None:
-    """The roof: bandwidth times intensity up to the ridge, from there on the multipliers."""
-    limits = result.limits
-    intensities = [t.intensity for t in result.timings]
-    rates = [t.compute / 1e9 for t in result.timings]
-    left, right = min(intensities) / 1.8, max(max(intensities), 2 * limits.compute / limits.read) * 2.2
-    top, bottom = limits.compute / 1e9, min(rates)
-    ridge = limits.compute / limits.read
-    axes.plot([left, ridge, right], [left * limits.read / 1e9, top, top], color=GREY, linewidth=1.6, zorder=2)
-    axes.fill_between([left, ridge, right], [left * limits.read / 1e9, top, top], top * 4, color="#f4f4f4", zorder=0)
-    axes.set_xlim(left, right)
-    axes.set_ylim(min(bottom, left * limits.read / 1e9) / 1.5, top * 2.2)
-    axes.annotate(
-        f"{top:.0f} GFLOP/s, f32 kernel in L1",
-        (right, top),
-        xytext=(-6, 5),
-        textcoords="offset points",
-        ha="right",
-        va="bottom",
-        fontsize=9,
-        color=GREY,
-    )
-    middle = (left * ridge) ** 0.5
-    axes.annotate(
-        f"{limits.read / 1e9:.1f} GB/s, {result.num_threads} threads reading",
-        (middle, middle * limits.read / 1e9),
-        xytext=(-5, 5),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        rotation=45,
-        rotation_mode="anchor",
-        transform_rotates_text=True,
-        fontsize=9,
-        color=GREY,
-    )
+def _draw_engine(axes: "Axes", result: BenchResult, engine: str) -> None:
+    """A line of squares for decoding, of circles for prefill; fastcore's points say how many tokens or sequences."""
+    colour = _colour(result, engine)
+    is_own = engine == result.engines[0]
+    look: dict[str, Any] = {"markersize": 7.5, "linestyle": "-", "markerfacecolor": colour, "zorder": 4}
+    if not is_own:
+        look = {"markersize": 6.5, "linestyle": ":", "markerfacecolor": "white", "zorder": 3}
+    for marker, is_decode in (("s", True), ("o", False)):
+        timings = [t for t in result.timings if t.engine == engine and (t.workload.rows == 1) == is_decode]
+        timings.sort(key=lambda timing: timing.intensity)
+        x, y = [t.intensity for t in timings], [t.compute / 1e9 for t in timings]
+        axes.plot(x, y, marker=marker, color=colour, markeredgewidth=1.4, linewidth=1.0, **look)
+        text: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": colour, "zorder": 5}
+        text |= {"xytext": (6, -4), "va": "top"} if is_decode else {"xytext": (0, 6), "ha": "center"}
+        for timing, point in zip(timings, zip(x, y, strict=True), strict=True):
+            if is_own:
+                number = timing.workload.batch if is_decode else timing.workload.rows
+                axes.annotate(str(number), point, **text)
 
 
-def _label(axes: "Axes", timing: Timing) -> None:
-    """Rows of a prompt, or sequences of a batch, beneath the point."""
-    workload = timing.workload
-    axes.annotate(
-        str(workload.rows if workload.rows > 1 else workload.batch),
-        (timing.intensity, timing.compute / 1e9),
-        xytext=(5, -5),
-        textcoords="offset points",
-        ha="left",
-        va="top",
-        fontsize=8,
-        color=COLOURS[0],
-        zorder=5,
-    )
-
-
-def _legend(axes: "Axes", result: BenchResult) -> None:
+def _draw_legend(axes: "Axes", result: BenchResult) -> None:
     from matplotlib.lines import Line2D
 
-    def handle(marker: str, colour: str, filled: bool, label: str) -> Line2D:
-        face = colour if filled else "white"
-        return Line2D([], [], marker=marker, color=colour, markerfacecolor=face, linestyle="none", label=label)
+    def handle(marker: str, colour: str, face: str, label: str) -> Line2D:
+        return Line2D([], [], linestyle="none", marker=marker, color=colour, markerfacecolor=face, label=label)
 
-    engines = [
-        handle("D", COLOURS[i % len(COLOURS)], i == 0, f"{name}" if i == 0 else name)
-        for i, name in enumerate(result.engines)
+    own, *peers = result.engines
+    handles = [
+        handle("D", _colour(result, own), _colour(result, own), own),
+        *(handle("D", _colour(result, engine), "white", engine) for engine in peers),
+        handle("o", GREY, "white", "prefill of so many tokens"),
+        handle("s", GREY, "white", "decode of so many sequences"),
     ]
-    kinds = [
-        handle("o", GREY, False, "prefill; the number: tokens"),
-        handle("s", GREY, False, "decode; the number: sequences"),
-    ]
-    axes.legend(handles=[*engines, *kinds], loc="lower right", fontsize=8.5, frameon=True, framealpha=1.0)
+    axes.legend(handles=handles, loc="lower right", fontsize=8.5, framealpha=1.0, edgecolor="#cccccc")
+
+
+def _draw_roof(figure: "Figure", axes: "Axes", result: BenchResult) -> None:
+    """Bandwidth times intensity up to the ridge, from there on the multipliers. Sets the scales, so it comes last."""
+    read, top = result.limits.read / 1e9, result.limits.compute / 1e9
+    ridge = top / read
+    intensities = [timing.intensity for timing in result.timings]
+    left, right = min(intensities) / 2, max(*intensities, 2 * ridge) * 2
+    slowest = min(timing.compute / 1e9 for timing in result.timings)
+    bottom = min(left * read / 1.6, slowest / 1.6, top / 60)  # leaves room for the legend
+    roof = [left, ridge, right], [left * read, top, top]
+    axes.plot(*roof, color=GREY, linewidth=1.6, zorder=2)
+    axes.fill_between(*roof, top * 2, color="#f5f5f5", zorder=0)
+    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top * 2))
+    decades = [10.0**exponent for exponent in range(-6, 7)]
+    _set_ticks(axes.xaxis, (left, right), [2.0**exponent for exponent in range(-20, 21)])
+    _set_ticks(axes.yaxis, (bottom, top * 2), [step * decade for decade in decades for step in (1, 2, 5)])
+    text: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "bottom", "fontsize": 9, "color": GREY}
+    axes.annotate(f"the f32 kernel on operands in L1: {top:.0f} GFLOP/s", (right, top), xytext=(-6, 4), **text)
+    label = f"reading with {result.num_threads} threads: {read:.1f} GB/s"
+    along = axes.annotate(label, (ridge, top), xytext=(0, 0), rotation_mode="anchor", **text)
+    figure.draw_without_rendering()  # the layout decides how steep the roof is
+    (x0, y0), (x1, y1) = axes.transData.transform([(left, left * read), (ridge, top)])
+    angle = math.atan2(y1 - y0, x1 - x0)
+    along.set_rotation(math.degrees(angle))
+    back, up = 12, 4  # points along the roof and above it
+    along.set_position((-back * math.cos(angle) - up * math.sin(angle), -back * math.sin(angle) + up * math.cos(angle)))
+
+
+def _set_ticks(axis: "Axis", limits: tuple[float, float], ticks: list[float]) -> None:
+    """Numbers as people write them, in place of powers."""
+    shown = [tick for tick in ticks if limits[0] <= tick <= limits[1]]
+    axis.set_ticks(shown, [f"{tick:g}" for tick in shown])
+    axis.set_ticks([], minor=True)
+
+
+def _colour(result: BenchResult, engine: str) -> str:
+    return COLOURS[result.engines.index(engine) % len(COLOURS)]
