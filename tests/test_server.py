@@ -4,11 +4,9 @@ import http.client
 import json
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +18,11 @@ from fastcore import MissingPackageError, TokenClassifier
 from fastcore.masking import unmask
 
 pytest.importorskip("starlette")
-uvicorn = pytest.importorskip("uvicorn")
+pytest.importorskip("uvicorn")
 
-from fastcore.server import create_app  # noqa: E402
-from fastcore.server.run import server_config  # noqa: E402
+from serving import call, raw, serving
 
 NAMES = ["tiny", "pii-masking-latest"]
-JSON = {"Content-Type": "application/json"}
-Call = Callable[..., tuple[int, Any, dict[str, str]]]
 
 
 @pytest.fixture(scope="module")
@@ -35,41 +30,9 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> TokenClassifier:
     return TokenClassifier(labelled_checkpoint(tmp_path_factory.mktemp("labelled")), num_threads=1)
 
 
-@contextmanager
-def serving(classifier: TokenClassifier, **options: Any) -> Iterator[int]:
-    """The port of a running server."""
-    app = create_app(classifier, NAMES, **options)
-    server = uvicorn.Server(server_config(app, "127.0.0.1", 0, "critical"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
-def call(port: int, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None):
-    """(status, JSON of the answer or its text, headers with lower-case names)."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-    try:
-        connection.request(method, path, raw, (JSON if raw is not None else {}) | (headers or {}))
-        response = connection.getresponse()
-        content = response.read()
-        fields = {name.lower(): value for name, value in response.getheaders()}
-    finally:
-        connection.close()
-    is_json = fields.get("content-type") == "application/json"
-    return response.status, json.loads(content) if is_json else content.decode(), fields
-
-
 @pytest.fixture(scope="module")
 def port(classifier: TokenClassifier) -> Iterator[int]:
-    with serving(classifier) as port:
+    with serving(classifier, NAMES) as port:
         yield port
 
 
@@ -202,7 +165,7 @@ def test_no_such_path_or_method(port: int) -> None:
 
 def test_a_model_that_fails_is_the_servers_fault(tiny_folder: Callable[..., Path], monkeypatch: Any) -> None:
     pii = TokenClassifier(tiny_folder("pii_masking"), num_threads=1)
-    with serving(pii) as port:
+    with serving(pii, NAMES) as port:
         monkeypatch.setattr(pii._queue, "_scores", lambda windows: [np.full((len(w), 38), np.nan) for w in windows])
         status, answer, _ = call(port, "POST", "/v1/pii", {"sequences": ["x"]})
         assert status == 500
@@ -231,9 +194,9 @@ def test_a_body_that_is_too_large(port: int) -> None:
 
 
 def test_a_chunked_body_that_is_too_large(classifier: TokenClassifier) -> None:
-    with serving(classifier, max_body_bytes=1000) as port:
+    with serving(classifier, NAMES, max_body_bytes=1000) as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        connection.request("POST", "/v1/pii", iter([b"x" * 600] * 5), JSON, encode_chunked=True)
+        connection.request("POST", "/v1/pii", iter([b"x" * 600] * 5), {}, encode_chunked=True)
         assert connection.getresponse().status == 413
         connection.close()
         body = b'{"sequences": ["%s"]}'
@@ -241,21 +204,9 @@ def test_a_chunked_body_that_is_too_large(classifier: TokenClassifier) -> None:
         assert call(port, "POST", "/v1/pii", body % (b"x" * (1000 - len(body) + 3)))[0] == 413
 
 
-def raw(port: int, *parts: bytes, pause: float = 0.0) -> bytes:
-    """What the server answers to these bytes on one connection, up to its end."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-        for part in parts:
-            connection.sendall(part)
-            time.sleep(pause)
-        answer = b""
-        while part := connection.recv(65536):
-            answer += part
-        return answer
-
-
 def test_a_body_that_comes_slowly(classifier: TokenClassifier) -> None:
     head = b"POST /v1/pii HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
-    with serving(classifier, body_seconds=0.3) as port:
+    with serving(classifier, NAMES, body_seconds=0.3) as port:
         answer = raw(port, head, *[b" "] * 4, pause=0.05)
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b"did not come within 0.3 seconds" in answer
@@ -264,7 +215,7 @@ def test_a_body_that_comes_slowly(classifier: TokenClassifier) -> None:
 
 @pytest.mark.parametrize("length", [b"-1", b"x", b"1e3", b"5, 6", b"99999999999999999999999999"])
 def test_a_wrong_content_length(classifier: TokenClassifier, length: bytes) -> None:
-    with serving(classifier, body_seconds=0.3) as port:
+    with serving(classifier, NAMES, body_seconds=0.3) as port:
         head = b"POST /v1/pii HTTP/1.1\r\nHost: x\r\nContent-Length: " + length + b"\r\n\r\n"
         answer = raw(port, head)
         assert answer.split()[1] in (b"400", b"413")
@@ -304,7 +255,7 @@ PREFLIGHT = {
 
 def test_a_key_is_wanted(classifier: TokenClassifier) -> None:
     body = {"sequences": ["BOB"]}
-    with serving(classifier, api_key="s3cret") as port:
+    with serving(classifier, NAMES, api_key="s3cret") as port:
         for headers in (
             {},
             {"Authorization": "Bearer s3cre"},
@@ -322,7 +273,7 @@ def test_a_key_is_wanted(classifier: TokenClassifier) -> None:
 
 @pytest.mark.parametrize("api_key", [None, "k"])
 def test_cors_is_off_by_default(classifier: TokenClassifier, api_key: str | None) -> None:
-    with serving(classifier, api_key=api_key) as port:
+    with serving(classifier, NAMES, api_key=api_key) as port:
         status, _, preflight = call(port, "OPTIONS", "/v1/pii", None, PREFLIGHT)
         assert status in (401, 405)
         key = {"Authorization": f"Bearer {api_key}"}
@@ -334,7 +285,7 @@ def test_cors_is_off_by_default(classifier: TokenClassifier, api_key: str | None
 @pytest.mark.parametrize("api_key", [None, "k"])
 @pytest.mark.parametrize("allowed", [ORIGIN, "*"])
 def test_cors_when_it_is_on(classifier: TokenClassifier, api_key: str | None, allowed: str) -> None:
-    with serving(classifier, api_key=api_key, cors_origins=[allowed]) as port:
+    with serving(classifier, NAMES, api_key=api_key, cors_origins=[allowed]) as port:
         status, _, headers = call(port, "OPTIONS", "/v1/pii", None, PREFLIGHT)
         assert 200 <= status < 300
         assert headers["access-control-allow-headers"] == "authorization,x-stainless-os"

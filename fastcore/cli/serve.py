@@ -1,17 +1,24 @@
 """Serve a model over HTTP.
 
   fastcore serve --model FOLDER --port 8000
-  curl -s localhost:8000/v1/pii -H 'content-type: application/json' -d '{"sequences": ["My name is John Smith"]}'
+  curl -s localhost:8000/v1/completions -d '{"prompt": "The capital of France is"}'
+  curl -s localhost:8000/v1/pii -d '{"sequences": ["My name is John Smith"]}'
 
-A token classifier answers POST /v1/pii (entities and masked texts) and POST /v1/scoring (token_ids, pruning_scores,
+A language model answers as OpenAI's API does: POST /v1/completions and POST /v1/chat/completions, streaming included. A
+token classifier answers POST /v1/pii (entities and masked texts) and POST /v1/scoring (token_ids, pruning_scores,
 ranking_scores: its numbers token by token). GET /health and GET /v1/models answer for every model.
 """
 
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fastcore.cli.options import add_model_options
+from fastcore.cli.options import add_model_options, load_llm
+
+if TYPE_CHECKING:
+    from fastcore.classify import TokenClassifier
+    from fastcore.llm import LLM
 
 __all__ = ["configure", "run"]
 
@@ -20,7 +27,7 @@ PII_NAME = "pii-masking-latest"  # what clients of the PII model's scoring servi
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, help="folder, hub id or named model")
+    parser.add_argument("--model", help="folder, .gguf or .fh1w file, hub id or named model (default: smollm2-135m)")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
     )
@@ -45,18 +52,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fastcore.classify import TokenClassifier
+    from fastcore.llm import LLM
     from fastcore.registry import resolve
     from fastcore.server import create_app, run_server
 
     if args.max_body <= 0 or args.body_seconds <= 0:
         raise ValueError("--max-body and --body-seconds must be more than 0")
     path = resolve(args.model)
-    model = TokenClassifier(path, dtype=args.dtype, num_threads=args.threads, max_seq_len=args.max_seq_len)
-    model.tokenizer  # noqa: B018  read now rather than in the first request
+    model = _load(path, args)
+    names = [_name(args.model, path), *([] if isinstance(model, LLM) else [PII_NAME])]
     app = create_app(
         model,
-        args.served_model_name or [_name(args.model, path), PII_NAME],
+        args.served_model_name or names,
         api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
         cors_origins=args.cors,
         max_body_bytes=int(args.max_body * 1e6),
@@ -66,6 +73,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _name(model: str, path: Path) -> str:
+def _load(path: Path, args: argparse.Namespace) -> "LLM | TokenClassifier":
+    from fastcore.classify import TokenClassifier
+    from fastcore.config import load_config
+
+    if path.is_dir() and load_config(path).is_token_classifier:
+        model = TokenClassifier(path, dtype=args.dtype, num_threads=args.threads, max_seq_len=args.max_seq_len)
+        model.tokenizer  # noqa: B018  read now rather than in the first request
+        return model
+    return load_llm(str(path), args)
+
+
+def _name(model: str | None, path: Path) -> str:
     """A hub id or a named model is called what it was called; a folder by its last part."""
+    from fastcore.registry import DEFAULT_MODEL
+
+    if model is None:
+        return DEFAULT_MODEL
     return path.resolve().name if Path(model).exists() else model

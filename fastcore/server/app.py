@@ -2,9 +2,11 @@
 
 import hmac
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -14,10 +16,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fastcore.server.http import Endpoint, Limits, RequestError, error_response, json_response
+from fastcore.server.http import Endpoint, Limits, RequestError, Service, error_response, json_response
 
 if TYPE_CHECKING:
     from fastcore.classify import TokenClassifier
+    from fastcore.llm import LLM
 
 __all__ = ["create_app"]
 
@@ -25,7 +28,7 @@ OPEN_PATHS = ("/health",)  # asked for by machinery that has no key
 
 
 def create_app(
-    model: "TokenClassifier",
+    model: "TokenClassifier | LLM",
     names: Sequence[str],
     *,
     api_key: str | None = None,
@@ -33,7 +36,7 @@ def create_app(
     max_body_bytes: int = 16 << 20,
     body_seconds: float = 30.0,
 ) -> Starlette:
-    """An ASGI application that serves one model.
+    """An ASGI application that serves one model: scores and masks of a classifier, completions of a language model.
 
     names: those that requests may call it by; the first is its own.
     api_key: wanted in every request as `Authorization: Bearer ...`, but for /health.
@@ -43,12 +46,22 @@ def create_app(
     if not names:
         raise ValueError("names is empty; expected at least one name for the model")
     limits = Limits(max_body_bytes, body_seconds)
+    service = _service(model)
+
+    async def health(request: Request) -> Response:
+        return json_response({"status": "ok", **service.status()})
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await anyio.to_thread.run_sync(service.close)
+
     routes = [
-        Route("/health", _health, methods=["GET"]),
+        Route("/health", health, methods=["GET"]),
         Route("/v1/models", _Models(names), methods=["GET"]),
         *(
             Route(path, Endpoint(handler, limits, names), methods=["POST"])
-            for path, handler in _handlers(model).items()
+            for path, handler in service.handlers.items()
         ),
     ]
     middleware = []
@@ -63,17 +76,21 @@ def create_app(
         )
     if api_key is not None:
         middleware.append(Middleware(_ApiKey, api_key=api_key))
-    return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _refusal})
+    return Starlette(
+        routes=routes, middleware=middleware, exception_handlers={HTTPException: _refusal}, lifespan=lifespan
+    )
 
 
-def _handlers(model: "TokenClassifier"):  # type: ignore[no-untyped-def]
-    from fastcore.server import pii
+def _service(model: "TokenClassifier | LLM") -> Service:
+    from fastcore.classify import TokenClassifier
 
-    return pii.handlers(model)
+    if isinstance(model, TokenClassifier):
+        from fastcore.server.pii import PiiService
 
+        return PiiService(model)
+    from fastcore.server.openai import OpenAIService
 
-async def _health(request: Request) -> Response:
-    return json_response({"status": "ok"})
+    return OpenAIService(model)
 
 
 class _Models:

@@ -5,17 +5,30 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fastcore.errors import Error
 
-__all__ = ["Body", "Endpoint", "Handler", "Limits", "RequestError", "collect", "error_response", "json_response"]
+__all__ = [
+    "Body",
+    "Endpoint",
+    "Handler",
+    "Limits",
+    "RequestError",
+    "Service",
+    "collect",
+    "error_body",
+    "error_response",
+    "json_bytes",
+    "json_response",
+    "until_gone",
+]
 
 T = TypeVar("T")
 log = logging.getLogger("fastcore.server")
@@ -50,9 +63,12 @@ def json_bytes(value: Any) -> bytes:
 
 
 def error_response(error: RequestError, headers: Mapping[str, str] | None = None) -> Response:
+    return json_response(error_body(error), error.status, headers)
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
-    body = {"error": {"message": str(error), "type": kind, "code": error.status}}
-    return json_response(body, error.status, headers)
+    return {"error": {"message": str(error), "type": kind, "code": error.status}}
 
 
 # ---------------------------------------------------------------- requests
@@ -89,6 +105,19 @@ class Body:
             raise RequestError(400, f"{name} is a JSON {_kind(value)}; expected a number")
         return default if value is None else value
 
+    def integer(self, name: str) -> int | None:
+        value = self.take(name)
+        if value is not None and type(value) is not int:
+            raise RequestError(400, f"{name} is a JSON {_kind(value)}; expected a whole number")
+        return value
+
+    def boolean(self, name: str) -> bool:
+        """False where it is absent or null."""
+        value = self.take(name)
+        if value is not None and not isinstance(value, bool):
+            raise RequestError(400, f"{name} is a JSON {_kind(value)}; expected true or false")
+        return value is True
+
     def strings(self, name: str) -> list[str] | None:
         value = self.take(name)
         if value is None:
@@ -116,7 +145,18 @@ def _kind(value: Any) -> str:
     return names.get(type(value), "number")
 
 
-Handler = Callable[[Request, Body], Awaitable[Response]]
+Handler = Callable[[Request, Body, str], Awaitable[ASGIApp]]  # with the name that the request calls the model by
+
+
+class Service(Protocol):
+    """What a kind of model brings to the server: handlers by path, facts for /health, and an end."""
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]: ...
+
+    def status(self) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
 
 
 class Endpoint:
@@ -132,11 +172,10 @@ class Endpoint:
         response = await self._respond(request)
         await response(scope, receive, send)
 
-    async def _respond(self, request: Request) -> Response:
+    async def _respond(self, request: Request) -> ASGIApp:
         try:
             body = Body(await read_body(request, self._limits))
-            self._check_model(body.string("model"))
-            return await self._handler(request, body)
+            return await self._handler(request, body, self._model(body.string("model")))
         except RequestError as error:
             headers = {"Connection": "close"} if error.status in (408, 413) else None
             return error_response(error, headers)
@@ -147,9 +186,12 @@ class Endpoint:
             log.exception("%s %s failed", request.method, request.url.path)
             return error_response(RequestError(500, "internal error; the server's log has the details"))
 
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name not in self._names:
+    def _model(self, name: str | None) -> str:
+        if name is None:
+            return self._names[0]
+        if name not in self._names:
             raise RequestError(404, f"the model {name!r} is not served here; served: {', '.join(self._names)}")
+        return name
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
@@ -194,13 +236,8 @@ async def collect(request: Request, results: Generator[T, None, None]) -> list[T
         finally:
             results.close()
 
-    async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        gone.set()
-
     async with anyio.create_task_group() as group:
-        group.start_soon(watch)
+        group.start_soon(until_gone, request.receive, gone.set)
         error = await anyio.to_thread.run_sync(_caught, work)
         group.cancel_scope.cancel()
     if error is not None:
@@ -208,6 +245,13 @@ async def collect(request: Request, results: Generator[T, None, None]) -> list[T
     if gone.is_set():
         raise RequestError(400, "the client went away")
     return collected
+
+
+async def until_gone(receive: Receive, then: Callable[[], None]) -> None:
+    """Wait until the client has gone. The body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    then()
 
 
 def _caught(work: Callable[[], None]) -> Exception | None:

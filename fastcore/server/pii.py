@@ -12,14 +12,26 @@ from fastcore.classify import OFFSETS, Classification, TokenClassifier, TokenSco
 from fastcore.masking import MaskingRules
 from fastcore.server.http import Body, Handler, RequestError, collect, json_response
 
-__all__ = ["handlers"]
+__all__ = ["PiiService"]
 
 
-def handlers(classifier: TokenClassifier) -> dict[str, Handler]:
-    return {"/v1/scoring": partial(scoring, classifier), "/v1/pii": partial(find, classifier)}
+class PiiService:
+    """Scores, entities and masks of one token classifier."""
+
+    def __init__(self, classifier: TokenClassifier) -> None:
+        self.handlers: dict[str, Handler] = {
+            "/v1/scoring": partial(scoring, classifier),
+            "/v1/pii": partial(find, classifier),
+        }
+
+    def status(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        """Each request does its own work: none is left."""
 
 
-async def scoring(classifier: TokenClassifier, request: Request, body: Body) -> Response:
+async def scoring(classifier: TokenClassifier, request: Request, body: Body, model: str) -> Response:
     """{"sequences": [text, ...]} -> of each text: token_ids, pruning_scores [tokens][labels], ranking_scores [1].
 
     Scores are logits. ranking_scores of a model without a sensitivity head are empty lists.
@@ -42,7 +54,7 @@ def _scoring_response(results: list[TokenScores]) -> Response:
     )
 
 
-async def find(classifier: TokenClassifier, request: Request, body: Body) -> Response:
+async def find(classifier: TokenClassifier, request: Request, body: Body, model: str) -> Response:
     """{"sequences": [text, ...]} -> {"results": [...]}: entities, masked_text and sensitivity of each text.
 
     Options are those of masking (operator, per_label, allow_list, threshold, keep, keep_from, mask_char, key), and

@@ -18,7 +18,7 @@ def server_config(app: ASGIApp, host: str, port: int, log_level: str = "info") -
         http="h11",
         loop="asyncio",
         ws="none",
-        lifespan="off",
+        lifespan="on",
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
