@@ -63,7 +63,8 @@ class LlamaCpp:
             raise UnsupportedModelError(f"llama.cpp cannot load {path}")
         text = ctypes.create_string_buffer(128)
         llama_cpp.llama_model_desc(self._model, text, len(text))
-        self.name = f"llama.cpp {text.value.decode().split()[-1].lower()}"
+        # architecture, size, file type, which "(guessed)" may precede
+        self.name = f"llama.cpp {text.value.decode().replace('(guessed)', '').split(maxsplit=2)[-1].lower()}"
         self.version = f"llama-cpp-python {llama_cpp.__version__}"
         config = load_config(path)
         self.weight_bytes = llama_cpp.llama_model_size(self._model)
