@@ -2,7 +2,11 @@
 
 import http.client
 import json
+import os
+import re
+import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +18,9 @@ import numpy as np
 import pytest
 from labelled import labelled_checkpoint
 
+import fastcore
 from fastcore import MissingPackageError, TokenClassifier
+from fastcore.cli import main
 from fastcore.masking import unmask
 
 pytest.importorskip("starlette")
@@ -310,3 +316,33 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'fastcore-engine\[serve\]'"):
         import fastcore.server  # noqa: F401
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command_serves_until_it_is_interrupted(classifier: TokenClassifier, tmp_path: Path) -> None:
+    home = Path(fastcore.__file__).parent.parent
+    arguments = ["--model", classifier._path, "--port", "0", "--threads", "1", "--served-model-name", "pii"]
+    environment = os.environ | {"PYTHONPATH": str(home), "FASTCORE_API_KEY": "k"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "fastcore", "serve", *map(str, arguments)],
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        port = next(int(match[1]) for line in lines if (match := re.search(r"http://127\.0\.0\.1:(\d+)", line)))
+        assert call(port, "GET", "/v1/models")[0] == 401
+        models = call(port, "GET", "/v1/models", None, {"Authorization": "Bearer k"})[1]
+        assert [model["id"] for model in models["data"]] == ["pii"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+def test_wrong_options_of_the_command(classifier: TokenClassifier, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--model", str(classifier._path), "--max-body", "0"]) == 1
+    assert "--max-body" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """Running the application with uvicorn."""
 
+from contextlib import suppress
+
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -26,4 +28,5 @@ def server_config(app: ASGIApp, host: str, port: int, log_level: str = "info") -
 
 def run_server(app: ASGIApp, host: str, port: int, log_level: str = "info") -> None:
     """Serve until interrupted; requests under way are finished first."""
-    uvicorn.Server(server_config(app, host, port, log_level)).run()
+    with suppress(KeyboardInterrupt):  # raised once more after the shutdown that it asked for
+        uvicorn.Server(server_config(app, host, port, log_level)).run()
