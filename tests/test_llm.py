@@ -1,4 +1,4 @@
-"""The Python API on tiny models: results against logits and solo runs, limits, refusals, and what stays usable after them."""
+"""The Python API on tiny models: results against logits and solo runs, limits, refusals, and use after them."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def test_greedy_tokens_are_the_argmax_of_the_logits(tiny_folder, family: str) ->
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_gives_each_prompt_its_solo_result(tiny_folder, family: str) -> None:
-    """Prompts of 1, 7 and 20 tokens, one with end-of-sequence tokens inside; rows that finish early do not touch others."""
+    """Prompts of 1, 7 and 20 tokens, one with end-of-sequence tokens inside; rows that finish early touch no others."""
     llm = LLM(tiny_folder(family))
     eos = llm.eos_token_ids[0]
     prompts = [make_prompt(1), make_prompt(7), [*make_prompt(10), eos, eos, *make_prompt(8, seed=3)]]
@@ -321,9 +321,10 @@ def tick():
 threading.Thread(target=tick, daemon=True).start()
 signal.setitimer(signal.ITIMER_REAL, 0.4)
 signal.signal(signal.SIGALRM, signal.default_int_handler)
+prompt = [i % 250 + 3 for i in range({prompt_tokens})]
 try:
     for _ in range(100):
-        llm.generate([[i % 250 + 3 for i in range({prompt_tokens})]], SamplingParams(ignore_eos=True, max_tokens={new_tokens}))
+        llm.generate([prompt], SamplingParams(ignore_eos=True, max_tokens={new_tokens}))
     print("not interrupted")
 except KeyboardInterrupt:
     done = True
@@ -355,10 +356,8 @@ def test_a_read_only_folder_is_enough_and_stays_as_it_was(tmp_path: Path) -> Non
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="the peak memory is read from /proc")
 @pytest.mark.parametrize("dtype", ["auto", "f32"])
 def test_loading_holds_one_tensor_beside_the_packed_weights(tmp_path: Path, dtype: str) -> None:
-    folder = tiny_checkpoint(
-        tmp_path / "m", "qwen2", hidden_size=1024, intermediate_size=4096, num_hidden_layers=6, vocab_size=4096, num_attention_heads=16,
-        num_key_value_heads=16,
-    )  # fmt: skip
+    sizes = dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=6, vocab_size=4096)
+    folder = tiny_checkpoint(tmp_path / "m", "qwen2", num_attention_heads=16, num_key_value_heads=16, **sizes)
     script = f"""
 from pathlib import Path
 from fastcore import _kernels, config, checkpoint, models, rope, tokenizer, weights
