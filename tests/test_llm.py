@@ -356,7 +356,7 @@ def test_a_read_only_folder_is_enough_and_stays_as_it_was(tmp_path: Path) -> Non
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="the peak memory is read from /proc")
 @pytest.mark.parametrize("dtype", ["auto", "f32"])
 def test_loading_holds_one_tensor_beside_the_packed_weights(tmp_path: Path, dtype: str) -> None:
-    sizes = dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=6, vocab_size=4096)
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6, "vocab_size": 4096}
     folder = tiny_checkpoint(tmp_path / "m", "qwen2", num_attention_heads=16, num_key_value_heads=16, **sizes)
     script = f"""
 from pathlib import Path
