@@ -268,15 +268,15 @@ class TokenClassifier:
         if self.config.pii is None:
             names = ", ".join(self.config.architectures) or self.config.model_type
             raise UnsupportedModelError(f"{names} does not classify tokens; open it with fastcore.LLM")
-        self.max_seq_len = _window(max_seq_len, self.config.pii.max_seq_len, self.config.max_position_embeddings)
+        self.max_seq_len = _window(max_seq_len, self.config.pii.max_seq_len, self.config.context_length)
         self.long_text = long_text
         self.overlap = min(OVERLAP, self.max_seq_len // 4) if overlap is None else overlap
         if not 0 <= self.overlap < self.max_seq_len:
             raise ValueError(f"overlap is {overlap!r}; expected a number of tokens from 0 to {self.max_seq_len - 1}")
         with open_checkpoint(self._path) as checkpoint:
             self._decoding = decoding(self.config, checkpoint)
+            self.operating_point = _operating_point(operating_point, self._decoding.biases)
             self.model = record_model(self.config, Weights(checkpoint, dtype, self.num_threads))
-        self.operating_point = _operating_point(operating_point, self._decoding.biases)
         self.labels = self._decoding.labels
         self._transition_scores = self.labels.transition_scores(*self.operating_point, legal=self._decoding.legal)
         self._queue = _StepQueue(self.model, self.num_threads, self.max_seq_len)
