@@ -285,6 +285,27 @@ def test_a_faulty_text_raises_in_its_turn(tiny_folder: Callable[..., Path]) -> N
     assert pii("c").text == "c"
 
 
+def test_an_interrupted_step_leaves_everything_as_it_was(
+    random: TokenClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [words(n) for n in range(1, 60)]
+    expected, free = random.score(texts), random._queue._pool.free_positions
+
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    others = random.score(iter(texts))
+    first = next(others)
+    with monkeypatch.context() as patch:
+        patch.setattr("fastcore.classify.run_step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            random("hello")
+    assert random._queue._pool.free_positions == free
+    for scores, solo in zip([first, *others], expected, strict=True):
+        assert_same(scores, solo)
+    assert not random._queue._waiting
+
+
 def test_callers_on_several_threads_get_their_own_results(random: TokenClassifier) -> None:
     texts = [[words(1 + (7 * n + 3 * caller) % 60, n) for n in range(25)] for caller in range(4)]
     expected = [random.score(own) for own in texts]
