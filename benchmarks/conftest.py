@@ -77,7 +77,7 @@ class Machine:
         self.num_threads = num_threads
         self._data = read_buffer()
         self._limits = Limits.measure(num_threads, self._data)
-        for _ in range(8):
+        for _ in range(4):
             self.limits()
 
     def limits(self) -> Limits:

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -40,6 +40,7 @@ __all__ = [
 STREAMS = 4  # contiguous streams a thread: the pattern that reads memory fastest
 MAX_READ_BYTES = 1 << 28
 MAX_DIFFERENCE = 0.3  # of logits, in their standard deviation: activations in bf16 stay below, other weights do not
+WINDOW_SECONDS = 0.2
 PATIENCE_SECONDS = 20.0  # a workload is not repeated once an engine has spent so long on it
 PLOTTED_ROWS = (16, 64, 256, 1024)
 PLOTTED_BATCHES = (2, 4, 8)
@@ -91,22 +92,39 @@ def standard_workloads(prompt_tokens: int, new_tokens: int, plot: bool = False) 
 
 @dataclass(frozen=True)
 class Limits:
-    """read: bytes per second that the threads read at best. compute: FLOP/s of the f32 kernel on operands in L1."""
+    """read: bytes per second that the threads read at best. compute: FLOP/s of the f32 kernel on operands in L1.
+
+    Both over a fifth of a second, about as long as steps take, for memory that others use too is faster at moments.
+    """
 
     read: float
     compute: float
 
     @classmethod
-    def measure(cls, num_threads: int, data: NDArray[np.uint8] | None = None) -> "Limits":
-        """data: what is read, more than the caches hold; by default 256 MiB."""
-        data = read_buffer() if data is None else data
+    def measure(cls, num_threads: int, data: NDArray[np.uint8]) -> "Limits":
+        """The better of two windows. data: what is read, more than the caches hold."""
+
+        def read_seconds() -> float:
+            return time_read(data, STREAMS, num_threads)
+
+        def seconds_per_flop() -> float:
+            return 1 / flops_peak(num_threads)
+
         return cls(
-            read=data.nbytes / min(time_read(data, STREAMS, num_threads) for _ in range(4)),
-            compute=max(flops_peak(num_threads) for _ in range(4)),
+            read=data.nbytes / min(_mean_of_window(read_seconds) for _ in range(2)),
+            compute=1 / min(_mean_of_window(seconds_per_flop) for _ in range(2)),
         )
 
     def best(self, other: "Limits") -> "Limits":
         return Limits(max(self.read, other.read), max(self.compute, other.compute))
+
+
+def _mean_of_window(seconds: Callable[[], float]) -> float:
+    """The mean of what calls return during WINDOW_SECONDS."""
+    results, end = list[float](), perf_counter() + WINDOW_SECONDS
+    while not results or perf_counter() < end:
+        results.append(seconds())
+    return fmean(results)
 
 
 def read_buffer(nbytes: int = MAX_READ_BYTES) -> NDArray[np.uint8]:
