@@ -1,5 +1,6 @@
 """How many threads run by default: affinity, container quotas, the environment and worker processes."""
 
+import json
 import multiprocessing
 import os
 import subprocess
@@ -8,10 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny import make_prompt
 
 import fastcore
-from fastcore.llm import LLM
 from fastcore.threads import default_num_threads, resolve_num_threads, thread_limits
 
 CPUS = 16
@@ -142,30 +141,41 @@ def test_an_affinity_mask_of_one_cpu_gives_one_thread() -> None:
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
         "from fastcore.threads import default_num_threads; print(default_num_threads())"
     )
-    home = str(Path(fastcore.__file__).parent.parent)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": home}
-    )
-    assert done.stdout == "1\n"
+    done = python("-c", code)
+    assert done.stdout == "1\n", done.stderr
+
+
+WORKERS = """
+import json, multiprocessing, sys
+from fastcore import LLM
+
+def generate(folder):
+    llm = LLM(folder)
+    return llm.num_threads, llm.generate(list(range(10, 40)), max_tokens=8).token_ids
+
+if __name__ == "__main__":
+    method, folder = sys.argv[1:]
+    alone = LLM(folder, num_threads=2).generate(list(range(10, 40)), max_tokens=8).token_ids
+    with multiprocessing.get_context(method).Pool(4) as pool:
+        print(json.dumps([alone, pool.map(generate, [folder] * 8)]))
+"""
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_worker_processes_take_one_thread_each_and_agree(
-    method: str, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    method: str, tiny_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Siblings cannot be counted from inside a worker; any more than one thread each may be too many in all."""
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"this system does not {method}")
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(Path(fastcore.__file__).parent.parent), str(Path(__file__).parent)])
-    )
-    folder = tiny_folder("qwen2")
-    here = LLM(folder, num_threads=2).generate(make_prompt(30), max_tokens=8).token_ids
-    with multiprocessing.get_context(method).Pool(4) as pool:
-        outcomes = pool.map(generate_in_worker, [folder] * 8)
-    assert outcomes == [(1, here)] * 8
+    script = tmp_path / "workers.py"
+    script.write_text(WORKERS)
+    done = python(str(script), method, str(tiny_folder("qwen2")))
+    assert done.returncode == 0, done.stderr
+    alone, outcomes = json.loads(done.stdout)
+    assert outcomes == [[1, alone]] * 8
 
 
-def generate_in_worker(folder: Path) -> tuple[int, list[int]]:
-    llm = LLM(folder)
-    return llm.num_threads, llm.generate(make_prompt(30), max_tokens=8).token_ids
+def python(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    environment = os.environ | {"PYTHONPATH": str(Path(fastcore.__file__).parent.parent)}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=300)
