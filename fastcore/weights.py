@@ -13,6 +13,7 @@ __all__ = ["DTYPES", "Weights"]
 
 _STORED = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 DTYPES = ("auto", "f32", "bf16", "f16")
+SHARED_BYTES = 4 << 20  # threads share larger tensors; over smaller ones they wait longer than they work
 
 
 class Weights:
@@ -116,7 +117,8 @@ class Weights:
         return stored.pop() if len(stored) == 1 else "f32"
 
     def _pack(self, packed: PackedLinear, tensor: Any, first_row: int, group_stride: int) -> None:
-        packed.pack(tensor.array, _STORED[tensor.dtype], first_row, group_stride, self._num_threads)
+        threads = self._num_threads if tensor.nbytes >= SHARED_BYTES else 1
+        packed.pack(tensor.array, _STORED[tensor.dtype], first_row, group_stride, threads)
         tensor.release()
 
 
