@@ -65,7 +65,7 @@ def loglikelihoods(llm: "LLM", pairs: Rows[tuple[Rows[int], Rows[int]]]) -> list
 
 
 def encode_pair(
-    tokenizer: "Tokenizer", context: str, continuation: str, start_id: int | None
+    tokenizer: "Tokenizer", context: str, continuation: str, start_id: int | None, add_special_tokens: bool = True
 ) -> tuple[list[int], list[int]]:
     """Token ids of a context and of what follows it: their common encoding, cut where that of the context alone ends.
 
@@ -78,7 +78,7 @@ def encode_pair(
             raise ValueError("the context is empty, and this model has no token to start from")
         ids = tokenizer.encode(context + continuation, add_special_tokens=False)
         return ([start_id], ids) if ids[:1] != [start_id] else (ids[:1], ids[1:])
-    whole, ids = tokenizer.encode(context + continuation), tokenizer.encode(stripped)
+    whole, ids = (tokenizer.encode(text, add_special_tokens) for text in (context + continuation, stripped))
     return whole[: len(ids)], whole[len(ids) :]
 
 

@@ -199,6 +199,11 @@ class Tokenizer:
     # ------------------------------------------------------------------ chat
 
     @property
+    def chat_templates(self) -> dict[str, str]:
+        """Source of each chat template by name; the usual one is "default"."""
+        return {name: template.source for name, template in self._templates.items()}
+
+    @property
     def has_chat_template(self) -> bool:
         return bool(self._templates)
 
