@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fastcore
@@ -206,6 +207,19 @@ def test_help(name: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "usage: fastcore" in out
     assert name is not None or all(f"  {command} " in out for command in COMMANDS)
+
+
+def test_export_writes_a_pack_that_computes_the_same(
+    tiny_folder: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, pack = tiny_folder("falcon_h1"), tmp_path / "m.fh1w"
+    assert main(["export", str(model), str(pack)]) == 0
+    assert capsys.readouterr().out == f"{pack}\n"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((model / name).read_bytes())
+    assert np.array_equal(LLM(pack).logits([5, 6, 7]), LLM(model).logits([5, 6, 7]))
+    assert main(["export", str(model), str(tmp_path / "m.bin")]) == 1
+    assert "does not end in .fh1w" in capsys.readouterr().err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ COMMANDS = {
     "info": "show this machine, or a model and the memory it needs",
     "pull": "fetch a model into the cache",
     "bench": "measure speed against the limits of this machine",
+    "export": "write a Falcon-H1 model as an FH1W pack",
     "verify": "check that the engine is right about a model, on this machine",
 }
 

@@ -1,0 +1,22 @@
+"""Write a Falcon-H1 model as an FH1W pack (f32), with its config.json beside it."""
+
+import argparse
+from pathlib import Path
+
+__all__ = ["configure", "run"]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a model folder, a named model or a hub id")
+    parser.add_argument("out", type=Path, metavar="OUT.fh1w", help="the file to write")
+
+
+def run(args: argparse.Namespace) -> int:
+    from fastcore.fh1w import export_fh1w
+    from fastcore.registry import resolve
+
+    if args.out.suffix != ".fh1w":
+        raise ValueError(f"{args.out} does not end in .fh1w, the format that is written")
+    export_fh1w(resolve(args.model), args.out)
+    print(args.out)
+    return 0
