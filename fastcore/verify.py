@@ -141,9 +141,16 @@ def _open(path: Path, num_threads: int) -> "_Subject":
     return _Classifier(path, num_threads) if is_classifier else _LanguageModel(path, num_threads)
 
 
-def _load_config(path: Path) -> ModelConfig:
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without warnings about unknown config fields, which have a check of their own."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about unknown fields, which have a check of their own
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+def _load_config(path: Path) -> ModelConfig:
+    with _quietly():
         return load_config(path)
 
 
@@ -257,7 +264,8 @@ class _Subject(ABC):
 class _LanguageModel(_Subject):
     @cached_property
     def model(self) -> Model:
-        return load_model(self.path, "auto", self.num_threads)
+        with _quietly():
+            return load_model(self.path, "auto", self.num_threads)
 
     @cached_property
     def pool(self) -> StatePool:
@@ -375,7 +383,11 @@ class _LanguageModel(_Subject):
 class _Classifier(_Subject):
     @cached_property
     def model(self) -> TokenClassifier:
-        return TokenClassifier(self.path, num_threads=self.num_threads)
+        return self._open(self.num_threads)
+
+    def _open(self, num_threads: int) -> TokenClassifier:
+        with _quietly():
+            return TokenClassifier(self.path, num_threads=num_threads)
 
     def load(self) -> int:
         return self.model.model.weight_bytes
@@ -415,7 +427,7 @@ class _Classifier(_Subject):
             return same, f"{len(texts)} texts together get the scores they get alone", {"texts": len(texts)}
 
         def threads(count: int) -> bool:
-            return equal(TokenClassifier(self.path, num_threads=count).logits(ids))
+            return equal(self._open(count).logits(ids))
 
         yield "law: threads", lambda: _threads_law(threads)
         yield "law: batch", batch if self.tokenizer is not None else (lambda: _skip("no tokenizer.json"))
