@@ -155,6 +155,23 @@ def test_avx512_gives_the_same_bits_where_its_intrinsics_are_emulated(
     assert checksums(link("cc", objects, tmp_path), "avx512") == {"avx512": expected}
 
 
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+
+
+def test_the_sanitizers_find_nothing(expected: dict[str, str], tmp_path: Path) -> None:
+    """No read or write out of bounds, no undefined arithmetic, in any kernel or in the tiny model's steps."""
+    trial = ["cc", *SANITIZE, "-xc", "-", "-o", str(tmp_path / "trial")]
+    if subprocess.run(trial, input="int main(void) { return 0; }", text=True, capture_output=True).returncode:
+        pytest.skip("cc has no sanitizers")
+    program = str(tmp_path / "check_kernels")
+    sources = [str(source) for source in (CHECK, *(ROOT / "csrc").glob("*.c"))]
+    run(["cc", *FLAGS, "-O0", *SANITIZE, *sources, "-lm", "-o", program])
+    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}  # a container may not allow the search for them
+    done = subprocess.run([program], capture_output=True, text=True, timeout=600, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"model {expected['model']}" in done.stdout
+
+
 # ---------------------------------------------------------------- the baseline of x86
 
 
