@@ -168,7 +168,8 @@ class _Subject(ABC):
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        return Tokenizer.from_folder(self.path) if (self.folder / "tokenizer.json").is_file() else None
+        has_one = self.path.suffix == ".gguf" or (self.folder / "tokenizer.json").is_file()
+        return Tokenizer.open(self.path) if has_one else None
 
     @cached_property
     def prompt(self) -> list[int]:
@@ -189,13 +190,10 @@ class _Subject(ABC):
 
     def tensors(self) -> _Outcome:
         with open_checkpoint(self.path) as checkpoint:
-            count, stored = len(checkpoint), checkpoint.nbytes
+            count = len(checkpoint)
         packed = self.load()
-        return (
-            True,
-            f"{count} tensors, {stored / 1e6:.1f} MB, each taken by name with the shape of the config",
-            {"tensors": count, "stored_bytes": stored, "packed_bytes": packed},
-        )
+        detail = f"{count} tensors, each taken by name with the shape of the config; {packed / 1e6:.1f} MB packed"
+        return True, detail, {"tensors": count, "packed_bytes": packed}
 
     @abstractmethod
     def load(self) -> int:
@@ -204,7 +202,7 @@ class _Subject(ABC):
     # ---------------------------------------------------------------- text
 
     def token_ids(self) -> _Outcome:
-        if self.tokenizer is None:
+        if self.tokenizer is None or not (self.folder / "tokenizer.json").is_file():
             return _skip("no tokenizer.json")
         import tokenizers
 

@@ -117,8 +117,9 @@ class Weights:
         return stored.pop() if len(stored) == 1 else "f32"
 
     def _pack(self, packed: PackedLinear, tensor: Any, first_row: int, group_stride: int) -> None:
-        threads = self._num_threads if tensor.nbytes >= SHARED_BYTES else 1
-        packed.pack(tensor.array, _STORED[tensor.dtype], first_row, group_stride, threads)
+        array = tensor.array
+        threads = self._num_threads if array.nbytes >= SHARED_BYTES else 1
+        packed.pack(array, _STORED[tensor.dtype], first_row, group_stride, threads)
         tensor.release()
 
 
