@@ -116,7 +116,7 @@ def embed(llm: "LLM", token_lists: Rows[Rows[int]], pooling: str, normalize: boo
         for row in rows:  # one chain of additions, wherever the steps cut it
             sums[i] += row
     if pooling == "mean":
-        sums /= np.array([[len(ids)] for ids in token_lists])
+        sums /= np.array([len(ids) for ids in token_lists], np.float64)[:, None]
     if normalize:
         lengths = np.sqrt((sums * sums).sum(axis=1, keepdims=True))
         sums /= np.where(lengths > 0, lengths, 1)

@@ -1,14 +1,19 @@
 """Scores of given text against the oracle's logits: log-likelihoods, perplexity, embeddings, and batches of them."""
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tolerances
-from oracle import llama
-from tiny import make_prompt
+from oracle import falcon_h1, llama, qwen2, qwen3
+from tiny import make_prompt, write_weights
 
-from fastcore import LLM, ContextLengthError
+from fastcore import LLM, ContextLengthError, scoring
+from fastcore.checkpoint import open_checkpoint
+
+ORACLES = {"qwen2": qwen2, "llama": llama, "qwen3": qwen3, "falcon_h1": falcon_h1}
 
 
 @pytest.fixture(scope="module")
@@ -116,3 +121,77 @@ def test_logits_of_lists_are_those_alone(llm: LLM) -> None:
         assert np.array_equal(one, llm.logits(text))
     with pytest.raises(ContextLengthError, match="text 0 has"):
         llm.logits(make_prompt(llm.max_seq_len + 1))
+
+
+@pytest.mark.parametrize("model_type", ORACLES)
+def test_embeddings_are_the_oracles_hidden_states(tiny_folder, tmp_path: Path, model_type: str) -> None:
+    """With the identity as its head, a model's logits are its hidden states after the last norm."""
+    folder = tiny_folder(model_type, dtype="f32", tie=False)
+    with open_checkpoint(folder) as checkpoint:
+        tensors = {name: tensor.f32() for name, tensor in checkpoint.items()}
+    tensors["lm_head.weight"] = np.eye(*tensors["lm_head.weight"].shape, dtype=np.float32)
+    write_weights(tmp_path, tensors)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    scale = json.loads((folder / "config.json").read_text()).get("lm_head_multiplier", 1.0)
+
+    llm, ids = LLM(tmp_path, num_threads=2), make_prompt(45)
+    width = llm.config.hidden_size
+    hidden = ORACLES[model_type].logits(tmp_path, ids)[:, :width] / scale
+    bound = tolerances.LOGITS_RELATIVE_TO_STD * hidden.std()
+    for pooling, expected in (("mean", hidden.mean(axis=0)), ("last", hidden[-1])):
+        assert np.abs(llm.embed(ids, pooling=pooling, normalize=False) - expected).max() <= bound
+        unit = llm.embed(ids, pooling=pooling)
+        assert np.abs(unit - expected / np.linalg.norm(expected)).max() <= bound / np.linalg.norm(expected)
+
+
+def test_what_cannot_be_embedded_is_refused(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="pooling is 'max'; expected one of mean, last"):
+        llm.embed("abc", pooling="max")
+    with pytest.raises(ValueError, match="no tokens"):
+        llm.embed([[1, 2], []])
+    assert llm.embed([]).shape == (0, llm.config.hidden_size)
+
+
+@pytest.mark.parametrize(("rows", "outputs"), [(1, 1), (7, 3), (64, 5), (5, 64)])
+@pytest.mark.parametrize("model_type", ["qwen3", "falcon_h1"])
+def test_the_size_of_the_steps_does_not_matter(
+    tiny_folder, monkeypatch: pytest.MonkeyPatch, model_type: str, rows: int, outputs: int
+) -> None:
+    llm = LLM(tiny_folder(model_type), num_threads=2)
+    texts = [make_prompt(n, seed=n) for n in (1, 20, 3, 3, 31)]
+    pairs = [(text, make_prompt(n + 2, seed=n)) for n, text in enumerate(texts)]
+
+    def scores() -> list:
+        embeddings = [llm.embed(texts), llm.embed(texts, pooling="last")]
+        return [
+            llm.loglikelihood(pairs),
+            llm.perplexity(texts[-1], window=9, stride=4),
+            *llm.logits(texts),
+            *embeddings,
+        ]
+
+    expected = scores()
+    monkeypatch.setattr(scoring, "MAX_ROWS", rows)
+    monkeypatch.setattr(scoring, "LOGIT_BYTES", 4 * llm.config.vocab_size * outputs)
+    for found, other in zip(scores(), expected, strict=True):
+        assert np.array_equal(found, other)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "falcon_h1"])
+def test_a_small_cache_runs_texts_one_after_another(tiny_folder, model_type: str) -> None:
+    whole = LLM(tiny_folder(model_type))
+    blocks = 3 + whole.pool.state_blocks
+    llm = LLM(tiny_folder(model_type), kv_cache_bytes=blocks * whole.pool.block_bytes)
+    texts = [make_prompt(n, seed=n) for n in (40, 33, 60, 5, 64, 1)]
+    for found, expected in zip(llm.logits(texts), whole.logits(texts), strict=True):
+        assert np.array_equal(found, expected)
+    assert np.array_equal(llm.embed(texts), whole.embed(texts))
+
+
+def test_progress_is_shown_when_asked_for(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = make_prompt(40)
+    assert llm.perplexity(ids, progress=True) == llm.perplexity(ids)
+    assert "39/39" in capsys.readouterr().err
+    llm.perplexity(ids)
+    assert capsys.readouterr().err == ""
