@@ -1,6 +1,7 @@
 """Fixtures shared by all tests. Nothing here needs the compiled extension unless a test asks for `isa`."""
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,11 @@ from typing import Any
 import pytest
 from sizes import AWKWARD_SIZES
 from tiny import tiny_checkpoint
+
+
+def pytest_configure() -> None:
+    """Child processes must be interruptible, also when this run was started in the background with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
