@@ -359,7 +359,8 @@ def test_a_server_that_stops_ends_its_requests(
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         wait_for(lambda: active(port) == 1)
     assert llm._scheduler.num_requests == 0
-    assert set(threading.enumerate()) <= before
+    left = set(threading.enumerate()) - before
+    assert not [thread for thread in left if "AnyIO" not in thread.name]  # AnyIO's own idle workers end later
 
 
 def test_too_many_requests_are_turned_away(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
