@@ -427,6 +427,17 @@ def test_argmax_takes_the_lowest_of_equal_values(isa: str, awkward_size: int) ->
         assert _kernels.argmax(x) == place
 
 
+@pytest.mark.parametrize("size", [1023, 1024, 1025, 2048, 5003])
+def test_argmax_of_long_rows_takes_the_lowest_of_equal_values(isa: str, size: int) -> None:
+    places = [place for place in (0, 1, 1000, 1023, 1024, 1025, 2047, 4095, 4096, 5002) if place < size]
+    for i, first in enumerate(places):
+        x = normal(size)
+        x[places[i:]] = 9
+        assert _kernels.argmax(x) == first
+        x[first] = np.inf
+        assert _kernels.argmax(x) == -1
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_argmax_refuses_what_is_not_finite(isa: str, awkward_size: int, value: float) -> None:
     for place in range(awkward_size):

@@ -34,11 +34,16 @@ def run_script(script: str, **environment: str) -> subprocess.CompletedProcess[s
 # ---------------------------------------------------------------- greedy ties
 
 
+@pytest.mark.parametrize(
+    ("vocab", "best_ids", "worst_ids"), [(300, [41, 250, 299], [3, 17]), (5003, [41, 2500, 5002], [9])]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_ties_go_to_the_lowest_id_in_every_batch_and_thread_count(isa: str, dtype: str) -> None:
-    """Rows 41, 250 and 299 of the head are equal and beat all others; rows 3 and 17 do for the negated state."""
-    weight = normal(300, 24) / 8
-    weight[[41, 250, 299]], weight[[3, 17]] = 1.0, -1.0
+def test_ties_go_to_the_lowest_id_in_every_batch_and_thread_count(
+    isa: str, dtype: str, vocab: int, best_ids: list[int], worst_ids: list[int]
+) -> None:
+    """Equal rows of the head beat all others, or, for the negated state, their negated rows do."""
+    weight = normal(vocab, 24) / 8
+    weight[best_ids], weight[worst_ids] = 1.0, -1.0
     recorder = Recorder()
     src = recorder.buffer(24)
     recorder.linear(src, OUTPUT, packed(weight, dtype), rows="out", norm=np.ones(24, np.float32), eps=1e-6)
@@ -47,9 +52,9 @@ def test_ties_go_to_the_lowest_id_in_every_batch_and_thread_count(isa: str, dtyp
         x = np.ones((rows, 24), np.float32)
         x[1::2] = -1
         for num_threads in (1, 2, 3):
-            logits, best = np.empty((rows, 300), np.float32), np.empty(rows, np.int32)
+            logits, best = np.empty((rows, vocab), np.float32), np.empty(rows, np.int32)
             run_rows(recorder, {src: x}, out_rows=range(rows), output=logits, argmax=best, num_threads=num_threads)
-            assert best.tolist() == [41 if r % 2 == 0 else 3 for r in range(rows)]
+            assert best.tolist() == [best_ids[0] if r % 2 == 0 else worst_ids[0] for r in range(rows)]
             assert np.array_equal(best, logits.argmax(axis=1))
 
 
