@@ -511,8 +511,8 @@ cdef class Program:
             if epilogue == "swiglu" and op.n % 32:
                 raise ValueError(f"swiglu of {op.n} rows: gate and up must come in pairs of 16")
             if dst == FC_BUFFER_OUTPUT:
-                if self.output_width or epilogue != "store":
-                    raise ValueError("a program has one output, written by a store")
+                if self.output_width or epilogue != "store" or rows != "out":
+                    raise ValueError(f"a program has one output, written by a store of the rows asked for, not by {epilogue} of {rows}")
                 self.output_width, self.output_rows = op.n, rows
             elif (fc_pad(self._width(dst)) if epilogue == "swiglu" else self._width(dst)) != produced:
                 raise ValueError(f"linear of {produced} outputs into a buffer of {self.widths[dst]}")

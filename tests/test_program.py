@@ -205,7 +205,16 @@ BAD_OPS: dict[str, dict[str, Any]] = {
     "a map in place": {"kind": "linear", "src": 1, "dst": 1, "weights": (20, 20)},
     "an embedding of another width": {"kind": "embed", "dst": 0, "weights": (50, 20)},
     "gate and up that are no pairs": {"kind": "linear", "src": 1, "dst": 2, "weights": (80, 20), "epilogue": "swiglu"},
-    "an output that is added to": {"kind": "linear", "src": 1, "dst": -1, "weights": (40, 20), "epilogue": "add"},
+    "an output that is added to": {
+        "kind": "linear",
+        "src": 1,
+        "dst": -1,
+        "weights": (40, 20),
+        "epilogue": "add",
+        "rows": "out",
+    },
+    "an output of all rows": {"kind": "linear", "src": 1, "dst": -1, "weights": (40, 20)},
+    "an output of a row a sequence": {"kind": "linear", "src": 1, "dst": -1, "weights": (40, 20), "rows": "seq"},
     "a bias of another size": {"kind": "linear", "src": 1, "dst": 2, "weights": (40, 20), "bias": np.zeros(39)},
     "a matrix as bias": {"kind": "linear", "src": 1, "dst": 2, "weights": (40, 20), "bias": np.zeros((40, 1))},
     "a column scale of another size": {
