@@ -99,9 +99,8 @@ typedef enum {
     FC_OP_ARGMAX,    /* best id of each output row */
     FC_OP_CONV,      /* dst = silu(causal depthwise convolution of n columns of src, from `column` on) */
     FC_OP_TIME_STEPS, /* dst = step | decay of n heads, step = softplus(src + bias), decay = exp(step * rate), src from `column` on */
-    FC_OP_SCAN, /* dst = selective scan of src = x | B | C with the steps of src2, times silu(gate) when there is a gate */
-    FC_OP_GATED_NORM, /* dst = rms_norm of src in num_groups slices, times silu(gate) before or after */
-    FC_NUM_OPS
+    FC_OP_SCAN,      /* dst = selective scan of src = x | B | C with the steps of src2, times silu(gate) when there is a gate */
+    FC_OP_GATED_NORM /* dst = rms_norm of src in num_groups slices, times silu(gate) before or after */
 } fc_op_kind;
 
 typedef enum {

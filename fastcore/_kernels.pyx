@@ -40,7 +40,6 @@ cdef extern from "fastcore.h" nogil:
         FC_OP_TIME_STEPS
         FC_OP_SCAN
         FC_OP_GATED_NORM
-        FC_NUM_OPS
     ctypedef enum fc_epilogue:
         FC_STORE
         FC_ADD

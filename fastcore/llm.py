@@ -197,7 +197,8 @@ class LLM:
     ) -> Generator[Chunk, None, None]:
         """chat, piece by piece."""
         params = _with_options(params, max_tokens, temperature, top_k, top_p, seed, stop, logprobs)
-        return self._stream(self._chat_ids(messages, tools, template_kwargs), params)
+        ids = self.tokenizer.encode_chat(messages, tools=tools, template_kwargs=template_kwargs)
+        return self._stream(ids, params)
 
     def _complete(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[Any]:
         pairs = [[self._request(ids, params, i) for i in range(params.n)] for ids in prompts]
@@ -253,14 +254,6 @@ class LLM:
         if not ids:
             raise ValueError("the prompt has no tokens")
         return ids
-
-    def _chat_ids(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
-        template_kwargs: Mapping[str, Any] | None,
-    ) -> list[int]:
-        return self.tokenizer.encode_chat(messages, tools=tools, template_kwargs=template_kwargs)
 
     # ---------------------------------------------------------------- logits
 

@@ -18,6 +18,7 @@ __all__ = ["Request", "Scheduler"]
 
 MAX_ROWS = 512  # of a step: bounds the workspace, and how long a running request waits behind a prompt
 MAX_RUNNING = 64
+WAIT_SECONDS = 0.001  # between looks, when nothing can start
 LOGIT_ROWS = 128  # of one request in a step when all its rows ask for logits: bounds the logits' memory
 
 TokenLogprobs = tuple[float, tuple[tuple[int, float], ...]]  # of the token, and of the most probable ones
@@ -179,6 +180,9 @@ class Scheduler:
     def _step(self) -> None:
         self._admit()
         plan = self._plan()
+        if not plan:  # other users of the pool hold what the first in line needs, and give it back in time
+            time.sleep(WAIT_SECONDS)
+            return
         num_outputs = sum(len(piece.outputs) for _, piece in plan)
         if len(self._logits) < num_outputs:
             self._logits = np.empty((num_outputs, self.model.config.vocab_size), np.float32)

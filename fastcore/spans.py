@@ -16,7 +16,6 @@ from fastcore.errors import UnsupportedModelError
 
 __all__ = [
     "OPERATING_POINTS",
-    "PII_LABELS",
     "Entity",
     "Labels",
     "OperatingPoint",
@@ -30,19 +29,6 @@ __all__ = [
     "viterbi",
     "window_owners",
 ]
-
-PII_TYPES = (
-    "private_person",
-    "private_email",
-    "private_phone",
-    "private_address",
-    "private_url",
-    "private_date",
-    "account_number",
-    "secret",
-    "other_pii",
-)
-PII_LABELS = ("O", *(f"{tag}-{kind}" for kind in PII_TYPES for tag in "BIES"))  # where a config lists no labels
 
 Span = tuple[int, int]  # start and end, end exclusive
 

@@ -16,6 +16,7 @@ from tiny import make_prompt, tiny_checkpoint, write_safetensors
 
 import fastcore
 from fastcore import LLM, ContextLengthError, NonFiniteError, SamplingParams
+from fastcore.state import Sequence
 
 FAMILIES = ("qwen2", "llama", "qwen3", "falcon_h1")
 
@@ -278,6 +279,21 @@ def test_leaving_a_stream_frees_its_state(llm: LLM) -> None:
     assert llm.pool.free_positions < free
     stream.close()
     assert llm.pool.free_positions == free
+
+
+def test_a_request_waits_for_blocks_that_others_hold(llm: LLM) -> None:
+    """Scoring in another thread takes blocks of the same pool."""
+    expected = llm.generate([[5, 6, 7]], max_tokens=3)[0].token_ids
+    found = []
+    with Sequence(llm.pool) as other:
+        other.reserve(llm.pool.max_positions)
+        thread = threading.Thread(target=lambda: found.append(llm.generate([[5, 6, 7]], max_tokens=3)[0].token_ids))
+        thread.start()
+        thread.join(0.05)
+        assert thread.is_alive()
+        assert found == []
+    thread.join()
+    assert found == [expected]
 
 
 def test_threads_share_a_model_and_get_their_own_results(llm: LLM) -> None:

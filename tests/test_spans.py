@@ -10,10 +10,10 @@ import tolerances
 from oracle import viterbi as oracle
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
+from fastcore.config import PII_LABELS
 from fastcore.errors import NonFiniteError, UnsupportedModelError
 from fastcore.spans import (
     OPERATING_POINTS,
-    PII_LABELS,
     Entity,
     Labels,
     OperatingPoint,

@@ -3,6 +3,7 @@
 Qwen2 differs by its q, k, v biases, Qwen3 by its per-head q, k norms.
 """
 
+from fastcore._kernels import PackedLinear
 from fastcore.config import ModelConfig
 from fastcore.layers import Buffers, attention, swiglu_mlp
 from fastcore.program import OUTPUT, Recorder
@@ -29,7 +30,9 @@ def record_decoder(recorder: Recorder, config: ModelConfig, weights: Weights, *,
     recorder.argmax()
 
 
-def record_backbone(recorder: Recorder, config: ModelConfig, weights: Weights, prefix: str, *, qk_norm: bool):  # type: ignore[no-untyped-def]
+def record_backbone(
+    recorder: Recorder, config: ModelConfig, weights: Weights, prefix: str, *, qk_norm: bool
+) -> tuple[Buffers, PackedLinear]:
     """Record embedding and layers; returns the buffers and the packed embedding."""
     buffers = Buffers.record(recorder, config)
     embed_tokens = weights.linear([(f"{prefix}embed_tokens.weight", config.vocab_size)], config.hidden_size)

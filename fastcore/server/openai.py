@@ -112,7 +112,8 @@ class OpenAIService:
             raise RequestError(400, f"n is {params.n}; expected at most {MAX_COMPLETIONS}")
 
         def prepare() -> Job:
-            return self.engine.prepare([self.engine.llm._chat_ids(messages, tools or None, template_kwargs)], params)
+            encode = self.engine.llm.tokenizer.encode_chat
+            return self.engine.prepare([encode(messages, tools=tools or None, template_kwargs=template_kwargs)], params)
 
         job = await anyio.to_thread.run_sync(prepare)
         form = _Form("chatcmpl", "chat.completion", "chat.completion.chunk", model, _message_choice, _message_delta)
