@@ -209,6 +209,16 @@ def test_help(name: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     assert name is not None or all(f"  {command} " in out for command in COMMANDS)
 
 
+def test_chat_goes_on_after_a_line_that_is_not_text(folder: Path, tmp_path: Path) -> None:
+    options = process_options(tmp_path)
+    del options["text"], options["encoding"]
+    arguments = command("chat", "--model", folder, "--max-tokens", "2")
+    run = subprocess.run(arguments, input=b"caf\xe9\nhello\n", capture_output=True, **options)
+    assert run.returncode == 0
+    assert b"not valid Unicode" in run.stderr
+    assert run.stdout.count(b"\n") == 1
+
+
 def test_export_writes_a_pack_that_computes_the_same(
     tiny_folder: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

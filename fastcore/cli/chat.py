@@ -76,7 +76,7 @@ def _answer(llm: "LLM", messages: Messages, params: "SamplingParams") -> Message
                 sys.stdout.flush()
     except KeyboardInterrupt:
         pass
-    except Error as error:
+    except (Error, ValueError) as error:  # the question is at fault, the conversation goes on
         print(f"fastcore: {error}; /reset starts anew", file=sys.stderr)
         return messages[:-1]
     print(flush=True)
