@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcore.memory import Arena
+
 BLOCK_TOKENS: int
 SEGMENT_TOKENS: int
 MAX_HEAD_DIM: int
@@ -34,7 +36,7 @@ def time_read(data: NDArray[np.uint8], streams: int, num_threads: int) -> float:
 def flops_peak(num_threads: int) -> float: ...
 
 class PackedLinear:
-    def __init__(self, out_features: int, in_features: int, dtype: str) -> None: ...
+    def __init__(self, out_features: int, in_features: int, dtype: str, arena: Arena | None = None) -> None: ...
     @property
     def dtype(self) -> str: ...
     @property

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 
 from fastcore.errors import NonFiniteError
+from fastcore.memory import Arena, zeros
 
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
@@ -290,30 +291,23 @@ def flops_peak(int num_threads) -> float:
     return flops
 
 
-def _aligned(nbytes: int, zero: bool) -> np.ndarray:
-    """uint8 [nbytes], starting on a cache line. Pages are touched only when used."""
-    raw = (np.zeros if zero else np.empty)(nbytes + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start:start + nbytes]
-
-
 # ---------------------------------------------------------------- weights
 
 cdef class PackedLinear:
-    """A linear map [out_features, in_features] in panels of 16 rows (layout: csrc/fastcore.h)."""
+    """A linear map [out_features, in_features] in panels of 16 rows (layout: csrc/fastcore.h), in memory of the arena."""
 
     cdef readonly str dtype
     cdef readonly int out_features, in_features
     cdef readonly object panels
     cdef const uint8_t *_data
 
-    def __cinit__(self, int out_features, int in_features, str dtype):
+    def __cinit__(self, int out_features, int in_features, str dtype, arena=None):
         if dtype not in DTYPES:
             raise ValueError(f"weight dtype {dtype!r}; known: {', '.join(DTYPES)}")
         if not (0 < out_features <= 1 << 24 and 0 < in_features <= 1 << 24):
             raise ValueError(f"linear map [{out_features}, {in_features}]: sizes must be from 1 to 2^24")
         self.dtype, self.out_features, self.in_features = dtype, out_features, in_features
-        self.panels = _aligned(fc_packed_bytes(out_features, in_features, DTYPES[dtype]), zero=True)
+        self.panels = (arena or Arena()).zeros(fc_packed_bytes(out_features, in_features, DTYPES[dtype]))
         self._data = <const uint8_t *><uintptr_t>self.panels.ctypes.data
 
     @property
@@ -370,7 +364,7 @@ cdef class KVBlocks:
         self.c.head_bytes = self.c.v_offset + element * FC_BLOCK_TOKENS * fc_pad(head_dim)
         self.c.layer_bytes = self.c.head_bytes * num_kv_heads
         self.c.block_bytes = self.c.layer_bytes * num_layers
-        self.memory = _aligned(<object>self.c.block_bytes * <object>num_blocks, zero=False)
+        self.memory = zeros(<object>self.c.block_bytes * <object>num_blocks)
         self.c.base = <uint8_t *><uintptr_t>self.memory.ctypes.data
 
     @property
@@ -663,7 +657,7 @@ cdef class Program:
         self._threads = max(num_threads, self._threads, 1)
         self._workspace = None
         floats = fc_workspace_floats(&self.c, self._row_capacity, self._segment_capacity, self._threads)
-        self._workspace = _aligned(floats * 4, zero=False)
+        self._workspace = zeros(floats * 4)
         return 0
 
     @property

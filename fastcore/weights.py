@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fastcore._kernels import PackedLinear
 from fastcore.errors import CheckpointError
+from fastcore.memory import Arena
 
 __all__ = ["DTYPES", "Weights"]
 
@@ -29,6 +30,7 @@ class Weights:
             raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
         self.dtype = dtype
         self.nbytes = 0  # of everything packed so far
+        self._arena = Arena()
         self._tensors = tensors
         self._left = dict.fromkeys(tensors)
         self._num_threads = num_threads
@@ -55,7 +57,8 @@ class Weights:
     def linear(self, parts: Sequence[tuple[str, int]], in_features: int, dtype: str | None = None) -> PackedLinear:
         """The maps `parts` = (name, out_features), stacked, as one packed map; `dtype` replaces self.dtype."""
         tensors = [self._take(name, (rows, in_features)) for name, rows in parts]
-        packed = PackedLinear(sum(rows for _, rows in parts), in_features, dtype or self._packed_dtype(tensors))
+        rows = sum(rows for _, rows in parts)
+        packed = PackedLinear(rows, in_features, dtype or self._packed_dtype(tensors), self._arena)
         first = 0
         for tensor, (_, rows) in zip(tensors, parts, strict=True):
             self._pack(packed, tensor, first, 16)
@@ -66,7 +69,7 @@ class Weights:
     def gate_up(self, gate: str, up: str, out_features: int, in_features: int) -> PackedLinear:
         """Gate and up projections with their rows interleaved in groups of 16."""
         tensors = [self._take(name, (out_features, in_features)) for name in (gate, up)]
-        packed = PackedLinear(2 * _padded(out_features), in_features, self._packed_dtype(tensors))
+        packed = PackedLinear(2 * _padded(out_features), in_features, self._packed_dtype(tensors), self._arena)
         for i, tensor in enumerate(tensors):
             self._pack(packed, tensor, 16 * i, 32)
         self.nbytes += packed.nbytes
