@@ -45,7 +45,7 @@ static inline void FC_NAME(scores)(int dtype, const float *q, ptrdiff_t ld_q, in
     for (int i = 0; i < n; i += FC_BLOCK_TOKENS) {
         int panels = fc_panels(n - i < FC_BLOCK_TOKENS ? n - i : FC_BLOCK_TOKENS);
         const uint8_t *block = k[i / FC_BLOCK_TOKENS];
-        ptrdiff_t next = i + FC_BLOCK_TOKENS < n ? k[i / FC_BLOCK_TOKENS + 1] - block : 0;
+        ptrdiff_t next = k[i / FC_BLOCK_TOKENS + 1] - block;
         if (dtype == FC_F32) {
             gemm_panels_f32(q, ld_q, rows, block, panel_bytes, lane_bytes, panels, head_dim, s + i, ld_s, next);
         } else {
@@ -58,11 +58,10 @@ static inline void FC_NAME(scores)(int dtype, const float *q, ptrdiff_t ld_q, in
 static inline void FC_NAME(weighted_sums)(int dtype, const float *p, ptrdiff_t ld_p, int rows, const uint8_t *const *v,
                                           int padded_dim, int n, float *o)
 {
-    ptrdiff_t k_bytes = padded_dim / FC_LANES * fc_lane_bytes(dtype);
     if (dtype == FC_F32) {
-        gemm_blocks_f32(p, ld_p, rows, v, k_bytes, padded_dim / FC_LANES, n, o, padded_dim);
+        gemm_blocks_f32(p, ld_p, rows, v, padded_dim / FC_LANES, n, o, padded_dim);
     } else {
-        gemm_blocks_f16(p, ld_p, rows, v, k_bytes, padded_dim / FC_LANES, n, o, padded_dim);
+        gemm_blocks_f16(p, ld_p, rows, v, padded_dim / FC_LANES, n, o, padded_dim);
     }
 }
 
@@ -102,13 +101,19 @@ static void FC_NAME(attention)(const fc_attention_task *task)
     }
     for (int segment = task->first_segment; segment < task->end_segment; segment++) {
         int start = segment * FC_SEGMENT_TOKENS, end = task->limit + (task->tokens - 1) * task->limit_step;
-        const uint8_t *k[FC_SEGMENT_TOKENS / FC_BLOCK_TOKENS], *v[FC_SEGMENT_TOKENS / FC_BLOCK_TOKENS];
-        for (int i = 0; i < FC_SEGMENT_TOKENS && start + i < end; i += FC_BLOCK_TOKENS) {
-            k[i / FC_BLOCK_TOKENS] = task->head_base + task->blocks[(start + i) / FC_BLOCK_TOKENS] * kv->block_bytes;
-            v[i / FC_BLOCK_TOKENS] = k[i / FC_BLOCK_TOKENS] + kv->v_offset;
+        const uint8_t *k[FC_SEGMENT_TOKENS / FC_BLOCK_TOKENS + 1], *v[FC_SEGMENT_TOKENS / FC_BLOCK_TOKENS + 1];
+        int blocks = 0;
+        for (int i = start; i < start + FC_SEGMENT_TOKENS && i < end; i += FC_BLOCK_TOKENS, blocks++) {
+            k[blocks] = task->head_base + task->blocks[i / FC_BLOCK_TOKENS] * kv->block_bytes;
+            v[blocks] = k[blocks] + kv->v_offset;
         }
-        for (int r0 = 0; r0 < rows; r0 += 6) {
-            int height = rows - r0 < 6 ? rows - r0 : 6;
+        k[blocks] = v[0]; /* what is read next */
+        v[blocks] = segment + 1 < task->end_segment
+                        ? task->head_base + task->blocks[(start + FC_SEGMENT_TOKENS) / FC_BLOCK_TOKENS] * kv->block_bytes
+                        : v[0];
+        for (int r0 = 0, height; r0 < rows; r0 += height) {
+            int tiles = (rows - r0 + 5) / 6;
+            height = (rows - r0 + tiles - 1) / tiles;
             int last = task->limit + (r0 + height - 1) / task->group * task->limit_step - start;
             int visible = last < FC_SEGMENT_TOKENS ? last : FC_SEGMENT_TOKENS; /* to the tile's last row */
             if (visible <= 0) {
@@ -172,16 +177,16 @@ static void FC_NAME(attention_combine)(const float *partial, int segments, int h
 static void FC_NAME(write_kv)(const float *x, int head_dim, int dtype, int is_v, uint8_t *base, ptrdiff_t v_offset,
                               int position)
 {
-    int slot = position % FC_BLOCK_TOKENS, padded = fc_pad(head_dim);
+    int slot = position % FC_BLOCK_TOKENS;
     ptrdiff_t element = fc_dtype_bytes(dtype);
     if (is_v) {
-        uint8_t *v = base + v_offset + slot * padded * element;
+        uint8_t *v = base + v_offset + (ptrdiff_t)slot * FC_LANES * element;
         for (int i = 0; i < head_dim; i += 16) {
             p16 y = FC_NAME(load_up_to)(x + i, head_dim - i);
             if (dtype == FC_F32) {
-                p16_store((float *)v + i, y);
+                p16_store((float *)v + i * FC_BLOCK_TOKENS, y);
             } else {
-                p16_store_f16(v + i * element, y);
+                p16_store_f16(v + i * FC_BLOCK_TOKENS * element, y);
             }
         }
         return;

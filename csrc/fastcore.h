@@ -12,7 +12,7 @@
  *
  * KV cache. Memory comes in blocks of FC_BLOCK_TOKENS positions. A block holds, for every layer and kv head,
  *   K  [FC_BLOCK_TOKENS / 16][head_dim][16]   lanes are positions, so scores are a linear map with K as its panel
- *   V  [FC_BLOCK_TOKENS][head_dim padded to 16]   lanes are features
+ *   V  [head_dim padded to 16 / 16][FC_BLOCK_TOKENS][16]   lanes are features, so sums of V are one with V as its panels
  * in f32 or f16.
  *
  * Recurrent state, in f32, for every layer with a Mamba-2 mixer: the last d_conv - 1 inputs of the convolution

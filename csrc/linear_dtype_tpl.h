@@ -68,11 +68,11 @@ static void FC_GEMM(const float *x, ptrdiff_t ld_x, int rows, const void *weight
     }
 }
 
-/* Up to six rows over k in blocks; a panel's lanes lie side by side in each k. */
-static inline void FC_GEMM_BLOCKS(const float *x, ptrdiff_t ld_x, int height, const uint8_t *const *blocks, ptrdiff_t k_bytes,
-                                  int panels, int num_k, float *acc, ptrdiff_t ld_acc)
+/* Up to six rows over k in blocks, each with all panels. */
+static inline void FC_GEMM_BLOCKS(const float *x, ptrdiff_t ld_x, int height, const uint8_t *const *blocks, int panels,
+                                  int num_k, float *acc, ptrdiff_t ld_acc)
 {
-    ptrdiff_t panel_bytes = fc_lane_bytes(FC_DTYPE_CODE), p = 0;
+    ptrdiff_t k_bytes = fc_lane_bytes(FC_DTYPE_CODE), panel_bytes = FC_BLOCK_TOKENS * k_bytes, p = 0;
     FC_RUN_HEIGHT(FC_RUN_TILE_BLOCKS)
 }
 #undef FC_DTYPE

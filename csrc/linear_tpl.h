@@ -51,22 +51,22 @@
             FC_GRID_##P(R, FC_DECLARE_ACC) for (ptrdiff_t k = 0; k < num_k; k++){FC_ONE_K(R, P)} FC_GRID_##P(R, FC_WRITE) \
     }
 
-/* The same over k that lie FC_BLOCK_TOKENS at a time at the addresses in `blocks` (values of the cache): one chain through all. */
-#define FC_DEFINE_TILE_BLOCKS(R, P)                                                                                \
-    static inline void FC_TILE_BLOCKS(R, P)(const float *restrict x, ptrdiff_t ld_x, const uint8_t *const *blocks, \
-                                            ptrdiff_t offset, ptrdiff_t panel_bytes, ptrdiff_t k_bytes, int num_k, \
-                                            float *restrict acc, ptrdiff_t ld_acc)                                 \
-    {                                                                                                              \
-        (void)panel_bytes;                                                                                         \
-        (void)ld_x;                                                                                                \
-        FC_ROWS_##R(FC_DECLARE_X, 0) FC_GRID_##P(R, FC_DECLARE_ACC) for (ptrdiff_t k = 0; k < num_k; blocks++)     \
-        {                                                                                                          \
-            const uint8_t *w = blocks[0] + offset;                                                                 \
-            ptrdiff_t end = k + FC_BLOCK_TOKENS, next = end < num_k ? blocks[1] - blocks[0] : 0;                   \
-            end = end < num_k ? end : num_k;                                                                       \
-            FC_PANELS_UP_TO_##P(FC_DECLARE_W) for (; k < end; k++) { FC_ONE_K(R, P) }                              \
-        }                                                                                                          \
-        FC_GRID_##P(R, FC_WRITE)                                                                                   \
+/* The same over k that lie FC_BLOCK_TOKENS at a time at the addresses in `blocks` (values of the cache), one more than are
+ * read: one chain through all. */
+#define FC_DEFINE_TILE_BLOCKS(R, P)                                                                                  \
+    static inline void FC_TILE_BLOCKS(R, P)(const float *restrict x, ptrdiff_t ld_x, const uint8_t *const *blocks,   \
+                                            ptrdiff_t offset, ptrdiff_t panel_bytes, ptrdiff_t k_bytes, int num_k,   \
+                                            float *restrict acc, ptrdiff_t ld_acc)                                   \
+    {                                                                                                                \
+        (void)panel_bytes;                                                                                           \
+        (void)ld_x;                                                                                                  \
+        FC_ROWS_##R(FC_DECLARE_X, 0) FC_GRID_##P(R, FC_DECLARE_ACC) for (ptrdiff_t k = 0; k < num_k; blocks++)       \
+        {                                                                                                            \
+            const uint8_t *w = blocks[0] + offset;                                                                   \
+            ptrdiff_t end = k + FC_BLOCK_TOKENS < num_k ? k + FC_BLOCK_TOKENS : num_k, next = blocks[1] - blocks[0]; \
+            FC_PANELS_UP_TO_##P(FC_DECLARE_W) for (; k < end; k++) { FC_ONE_K(R, P) }                                \
+        }                                                                                                            \
+        FC_GRID_##P(R, FC_WRITE)                                                                                     \
     }
 
 #define FC_RUN_TILE(R, P)                                                                                 \

@@ -278,67 +278,94 @@ static void run_linear(const team_member *m, const fc_op *op)
     }
 }
 
-/* Attention items of a sequence: (tile of tokens or segment) x kv head, handed out as threads come free, the longest first. */
-typedef struct {
-    int seq, rows, tile, tiles, segments;
-} item_plan;
+static int num_segments(int positions) { return (positions + FC_SEGMENT_TOKENS - 1) / FC_SEGMENT_TOKENS; }
 
-static item_plan plan_sequence(const team_member *m, const fc_op *op, int seq)
+static int sequence_length(const fc_step *step, int seq)
 {
-    const fc_step *step = m->step;
-    item_plan plan = {.seq = seq, .rows = step->seq_rows[seq + 1] - step->seq_rows[seq]};
-    int group = op->num_heads / op->num_kv_heads, tile = FC_ATTENTION_ROWS / group;
-    plan.tile = tile < 1 ? 1 : tile;
-    plan.tiles = (plan.rows + plan.tile - 1) / plan.tile;
-    plan.segments = (step->seq_pos[seq] + plan.rows + FC_SEGMENT_TOKENS - 1) / FC_SEGMENT_TOKENS;
-    return plan;
+    return step->seq_pos[seq] + step->seq_rows[seq + 1] - step->seq_rows[seq];
 }
 
-static void run_item(const team_member *m, const fc_op *op, const item_plan *plan, int index)
+static fc_attention_task attention_of(const team_member *m, const fc_op *op, int seq, int head)
 {
     const fc_step *step = m->step;
     ptrdiff_t ld_q, ld_out;
+    int row = step->seq_rows[seq], group = op->num_heads / op->num_kv_heads;
     const float *q = buffer(m, op->src, &ld_q);
     float *out = buffer(m, op->dst, &ld_out);
-    int split = m->run->split, parts = split ? plan->segments : plan->tiles, group = op->num_heads / op->num_kv_heads;
-    int head = index % op->num_kv_heads, part = parts - 1 - index / op->num_kv_heads;
-    int token = split ? 0 : part * plan->tile, row = step->seq_rows[plan->seq] + token;
-    int tokens = split ? plan->rows : plan->rows - token < plan->tile ? plan->rows - token : plan->tile;
-    int length = step->seq_pos[plan->seq] + plan->rows;
-    int padded = fc_pad(op->head_dim);
-    fc_attention_task task = {
+    return (fc_attention_task){
         .q = q + row * ld_q + (ptrdiff_t)head * group * op->head_dim,
         .ld_q = ld_q,
-        .tokens = tokens,
+        .tokens = step->seq_rows[seq + 1] - row,
         .group = group,
         .head_dim = op->head_dim,
-        .limit = op->causal ? step->seq_pos[plan->seq] + token + 1 : length,
+        .limit = step->seq_pos[seq] + (op->causal ? 1 : step->seq_rows[seq + 1] - row),
         .limit_step = op->causal ? 1 : 0,
-        .first_segment = split ? part : 0,
         .score_scale = op->score_scale,
         .kv = &step->kv,
         .head_base = step->kv.base + op->layer * step->kv.layer_bytes + head * step->kv.head_bytes,
-        .blocks = block_table(step, plan->seq),
+        .blocks = block_table(step, seq),
         .out = out + row * ld_out + (ptrdiff_t)head * group * op->head_dim,
         .ld_out = ld_out,
         .scratch = m->scratch,
     };
-    int last = task.limit + (tokens - 1) * task.limit_step;
-    task.end_segment = split ? part + 1 : (last + FC_SEGMENT_TOKENS - 1) / FC_SEGMENT_TOKENS;
-    if (split) { /* partials: [row of the step][kv head][group][segment] */
-        task.partial_segments = step->segment_capacity;
-        for (int t = 0; t < tokens; t++) {
-            fc_attention_task one = task;
-            one.q += t * ld_q;
-            one.tokens = 1;
-            one.limit += t * task.limit_step;
-            one.partial = partials(m) +
-                          (((ptrdiff_t)(row + t) * op->num_kv_heads + head) * group) * step->segment_capacity * (padded + 2);
-            fc_active->attention(&one);
+}
+
+/* The same of `tokens` rows from row `first` of the sequence on. */
+static fc_attention_task rows_of_task(fc_attention_task task, int first, int tokens)
+{
+    task.q += first * task.ld_q;
+    task.out += first * task.ld_out;
+    task.limit += first * task.limit_step;
+    task.tokens = tokens;
+    return task;
+}
+
+/* (tile of tokens) x (kv head) of all sequences, handed out as threads come free, the longest of a sequence first. */
+static void attention_tiles(const team_member *m, const fc_op *op, atomic_int *next)
+{
+    const fc_step *step = m->step;
+    int group = op->num_heads / op->num_kv_heads, tile = FC_ATTENTION_ROWS / group > 1 ? FC_ATTENTION_ROWS / group : 1;
+    int item = atomic_fetch_add(next, 1), before = 0;
+    for (int seq = 0; seq < step->num_seqs; seq++) {
+        int rows = step->seq_rows[seq + 1] - step->seq_rows[seq];
+        int tiles = (rows + tile - 1) / tile, items = tiles * op->num_kv_heads;
+        for (; item < before + items; item = atomic_fetch_add(next, 1)) {
+            int index = item - before, first = (tiles - 1 - index / op->num_kv_heads) * tile;
+            fc_attention_task task = rows_of_task(attention_of(m, op, seq, index % op->num_kv_heads), first,
+                                                  rows - first < tile ? rows - first : tile);
+            task.end_segment = num_segments(task.limit + (task.tokens - 1) * task.limit_step);
+            fc_active->attention(&task);
         }
-        return;
+        before += items;
     }
-    fc_active->attention(&task);
+}
+
+/* (kv head) x (segment) of all sequences in shares of neighbours, so that a thread knows what it reads next. The results of a row
+ * lie together: [row of the step][head][segment]. */
+static void attention_segments(const team_member *m, const fc_op *op)
+{
+    const fc_step *step = m->step;
+    int items = 0, before = 0, group = op->num_heads / op->num_kv_heads;
+    for (int seq = 0; seq < step->num_seqs; seq++) {
+        items += num_segments(sequence_length(step, seq)) * op->num_kv_heads;
+    }
+    range mine = share(m, items);
+    for (int seq = 0; seq < step->num_seqs; seq++) {
+        int segments = num_segments(sequence_length(step, seq));
+        for (int head = 0; head < op->num_kv_heads; head++, before += segments) {
+            fc_attention_task task = attention_of(m, op, seq, head);
+            task.first_segment = mine.begin > before ? mine.begin - before : 0;
+            task.end_segment = mine.end - before < segments ? mine.end - before : segments;
+            task.partial_segments = step->segment_capacity;
+            for (int t = 0; t < task.tokens && task.first_segment < task.end_segment; t++) {
+                ptrdiff_t row = step->seq_rows[seq] + t;
+                fc_attention_task one = rows_of_task(task, t, 1);
+                one.partial = partials(m) + (row * op->num_kv_heads + head) * group * step->segment_capacity *
+                                                (ptrdiff_t)(fc_pad(op->head_dim) + 2);
+                fc_active->attention(&one);
+            }
+        }
+    }
 }
 
 static void combine_items(const team_member *m, const fc_op *op)
@@ -353,7 +380,7 @@ static void combine_items(const team_member *m, const fc_op *op)
         for (int t = 0; t < rows; t++) {
             int row = step->seq_rows[seq] + t;
             int visible = step->seq_pos[seq] + (op->causal ? t + 1 : rows);
-            int segments = (visible + FC_SEGMENT_TOKENS - 1) / FC_SEGMENT_TOKENS;
+            int segments = num_segments(visible);
             for (int h = heads.begin; h < heads.end; h++) {
                 const float *partial =
                     partials(m) + ((ptrdiff_t)row * op->num_heads + h) * step->segment_capacity * (padded + 2);
@@ -371,8 +398,7 @@ static int splits(const fc_program *program, const fc_step *step, int num_thread
         items = program->ops[i].kind == FC_OP_ATTENTION ? program->ops[i].num_kv_heads * step->num_seqs : items;
     }
     for (int seq = 0; seq < step->num_seqs; seq++) {
-        int rows = step->seq_rows[seq + 1] - step->seq_rows[seq];
-        int segments = (step->seq_pos[seq] + rows + FC_SEGMENT_TOKENS - 1) / FC_SEGMENT_TOKENS;
+        int rows = step->seq_rows[seq + 1] - step->seq_rows[seq], segments = num_segments(sequence_length(step, seq));
         longest = segments > longest ? segments : longest;
         if (rows > SPLIT_TOKENS) {
             return 0;
@@ -383,21 +409,12 @@ static int splits(const fc_program *program, const fc_step *step, int num_thread
 
 static void run_attention(const team_member *m, const fc_op *op, int op_index)
 {
-    const fc_step *step = m->step;
-    atomic_int *next = &m->run->next[op_index];
-    int item = atomic_fetch_add(next, 1), before = 0;
-    for (int seq = 0; seq < step->num_seqs; seq++) {
-        item_plan plan = plan_sequence(m, op, seq);
-        int items = (m->run->split ? plan.segments : plan.tiles) * op->num_kv_heads;
-        while (item < before + items) {
-            run_item(m, op, &plan, item - before);
-            item = atomic_fetch_add(next, 1);
-        }
-        before += items;
-    }
     if (m->run->split) {
+        attention_segments(m, op);
         meet(m);
         combine_items(m, op);
+    } else {
+        attention_tiles(m, op, &m->run->next[op_index]);
     }
 }
 

@@ -193,7 +193,7 @@ def cached(kv: KVBlocks, layer: int, head: int, blocks: Iterable[int], length: i
         memory = whole[block, layer, head]
         k, v = memory[: BLOCK_TOKENS * dim], memory[BLOCK_TOKENS * dim :]
         ks.append(k.reshape(BLOCK_TOKENS // 16, dim, 16).swapaxes(1, 2).reshape(BLOCK_TOKENS, dim))
-        vs.append(v.reshape(BLOCK_TOKENS, padded)[:, :dim])
+        vs.append(v.reshape(padded // 16, BLOCK_TOKENS, 16).swapaxes(0, 1).reshape(BLOCK_TOKENS, padded)[:, :dim])
     return np.concatenate(ks)[:length], np.concatenate(vs)[:length]
 
 
