@@ -37,6 +37,8 @@ enum {
 typedef enum { FC_F32 = 0, FC_BF16 = 1, FC_F16 = 2, FC_NUM_DTYPES = 3 } fc_dtype;
 
 static inline int fc_pad(int n) { return (n + FC_LANES - 1) / FC_LANES * FC_LANES; }
+/* Floats from one row of activations to the next: rows whole pages apart would all lie in the same few sets of a cache. */
+static inline int fc_row_floats(int n) { return fc_pad(n) % 1024 ? fc_pad(n) : fc_pad(n) + FC_LANES; }
 static inline int fc_panels(int n) { return (n + FC_LANES - 1) / FC_LANES; }
 static inline int fc_dtype_bytes(int dtype) { return dtype == FC_F32 ? 4 : 2; }
 /* Bytes of one k of one panel. */

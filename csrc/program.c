@@ -237,7 +237,7 @@ static void run_linear(const team_member *m, const fc_op *op)
     }
     if (op->norm) {
         float *normed = rows <= NORM_ROWS ? scratch : shared_norm(m);
-        ptrdiff_t ld = fc_pad(op->k);
+        ptrdiff_t ld = fc_row_floats(op->k);
         if (rows > NORM_ROWS && !op->barrier) { /* another thread may still read what an earlier op left there */
             meet(m);
         }

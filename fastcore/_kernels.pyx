@@ -98,6 +98,7 @@ cdef extern from "fastcore.h" nogil:
         double *op_seconds
         int32_t num_ops
     int fc_pad(int n)
+    int fc_row_floats(int n)
     int fc_dtype_bytes(int dtype)
     size_t fc_packed_bytes(int out_features, int in_features, fc_dtype dtype)
     void fc_pack_rows(void *panels, fc_dtype dtype, int in_features, const void *src, fc_dtype src_dtype, int num_rows,
@@ -423,7 +424,7 @@ cdef class Program:
         if buffers == NULL:
             raise MemoryError
         self._buffers = self.c.buffers = buffers
-        buffers[self.c.num_buffers].ld = fc_pad(width)
+        buffers[self.c.num_buffers].ld = fc_row_floats(width)
         self.c.num_buffers += 1
         self.widths.append(width)
         self._workspace = None
@@ -670,7 +671,7 @@ cdef class Program:
         if self._workspace is None or not 0 <= rows <= self._row_capacity:
             raise ValueError(f"no workspace for {rows} rows; call reserve first")
         start = fc_buffer_offset(&self.c, b, self._row_capacity)
-        ld = fc_pad(width)
+        ld = self.c.buffers[b].ld
         return self._workspace.view(np.float32)[start:start + rows * ld].reshape(rows, ld)[:, :width]
 
     def run(self, const int32_t[::1] token_ids not None, const int32_t[::1] seq_rows not None,
