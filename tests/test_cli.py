@@ -184,7 +184,6 @@ def test_failures_exit_with_1_and_a_message(
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["nonsense"],
         ["generate"],
         ["generate", "x", "--prompt", "y"],
@@ -197,6 +196,12 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
         main(arguments)
     assert ended.value.code == 2
     assert "usage: fastcore" in capsys.readouterr().err
+
+
+def test_no_command_shows_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr().err
+    assert all(f"\n  {name} " in shown for name in COMMANDS)
 
 
 @pytest.mark.parametrize("name", [None, *COMMANDS])

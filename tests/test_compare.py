@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fastcore import TokenClassifier
+from fastcore.cli import main
 from fastcore.compare import compare_scoring
 from fastcore.errors import ServerError
 
@@ -138,3 +139,39 @@ def test_no_server(classifier: TokenClassifier) -> None:
         compare_scoring(classifier, TEXT, url)
     with pytest.raises(ServerError, match="http://"):
         compare_scoring(classifier, TEXT, "file:///etc")
+
+
+def test_the_command_prints_and_writes_the_comparison(
+    classifier: TokenClassifier,
+    tiny_folder: Callable[..., Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FASTCORE_API_KEY", "secret")
+    folder, out = str(tiny_folder("pii_masking")), tmp_path / "out.json"
+    with answering(answer_of(classifier)) as (url, asked):
+        arguments = ["verify", folder, "--scoring-url", url, "--text", TEXT, "--out", str(out), "--threads", "1"]
+        assert main(arguments) == 0
+        expected = compare_scoring(classifier, TEXT, url)
+    assert json.loads(capsys.readouterr().out) == expected
+    assert json.loads(out.read_text()) == {"text": TEXT} | expected
+    assert expected["max_abs_delta"] == 0
+    assert asked[0] == ("/v1/scoring", "Bearer secret", {"model": "pii-masking-latest", "sequences": [TEXT]})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--text", "x"], "--text and --out belong to --scoring-url"),
+        (["--out", "x"], "--text and --out belong to --scoring-url"),
+        (["--scoring-url", "http://127.0.0.1:1", "--golden", "x"], "give one of them"),
+        (["--scoring-url", "http://127.0.0.1:1", "--out", "/no/such/folder/x"], "there is no folder /no/such/folder"),
+        (["--scoring-url", "http://127.0.0.1:1"], "http://127.0.0.1:1"),
+    ],
+)
+def test_the_command_names_what_is_wrong(
+    tiny_folder: Callable[..., Path], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(tiny_folder("pii_masking")), *options]) == 1
+    assert message in capsys.readouterr().err

@@ -74,5 +74,8 @@ def _run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"fastcore {__version__}")
-    parser.parse_args(arguments[:1])
+    if not arguments:
+        parser.print_help(sys.stderr)
+    else:
+        parser.parse_args(arguments[:1])
     return 2

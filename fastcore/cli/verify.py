@@ -2,10 +2,14 @@
 
 Logits and greedy tokens are compared with transformers where it is installed, or with a golden folder (case.json and
 logits.npy). The exit status is 0 when no check failed, else 1.
+
+With --scoring-url, MODEL is a classifier of personal data: one text is sent to a server that answers /v1/scoring, and
+its numbers are compared with MODEL's on the token ids that come back.
 """
 
 import argparse
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,15 +19,50 @@ if TYPE_CHECKING:
 
 __all__ = ["configure", "run"]
 
+KEY_VARIABLE = "FASTCORE_API_KEY"
+TEXT = "Please call Ada Quill on 555 0100 or write to ada.quill@example.org."
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help="folder, .gguf or .fh1w file, hub id or named model")
     parser.add_argument("--golden", type=Path, metavar="FOLDER", help="compare with this case.json and logits.npy")
+    parser.add_argument(
+        "--scoring-url",
+        metavar="URL",
+        help=f"compare a classifier with this server instead; its key, if any, is in {KEY_VARIABLE}",
+    )
+    parser.add_argument("--text", help=f"what to send to it (default: {TEXT})")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the comparison, with the text, as JSON")
     parser.add_argument("--threads", type=int, metavar="N", help="threads to run (default: see `fastcore info`)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.scoring_url is not None:
+        return _compare_with_server(args)
+    if args.text is not None or args.out is not None:
+        raise ValueError("--text and --out belong to --scoring-url, which is not given")
+    return _check_model(args)
+
+
+def _compare_with_server(args: argparse.Namespace) -> int:
+    from fastcore.classify import TokenClassifier
+    from fastcore.compare import compare_scoring
+
+    if args.golden is not None:
+        raise ValueError("--golden and --scoring-url are two different comparisons; give one of them")
+    if args.out is not None and not args.out.absolute().parent.is_dir():
+        raise ValueError(f"--out {args.out}: there is no folder {args.out.absolute().parent}")
+    text = TEXT if args.text is None else args.text
+    classifier = TokenClassifier(args.model, num_threads=args.threads)
+    result = compare_scoring(classifier, text, args.scoring_url, api_key=os.environ.get(KEY_VARIABLE) or None)
+    print(json.dumps(result, indent=2))
+    if args.out is not None:
+        args.out.write_text(json.dumps({"text": text} | result, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _check_model(args: argparse.Namespace) -> int:
     from fastcore.machine import machine_facts
     from fastcore.verify import verify
 
