@@ -136,7 +136,7 @@ class Timing:
     """Seconds that an engine took for all steps of a workload, in each repeat.
 
     weight_bytes, kv_bytes: what one pass must read at least: the weights once a step, each position of the KV cache
-    once a step. flops: of linear maps and attention, in all steps.
+    and the recurrent state once a step. flops: of linear maps and attention, in all steps.
     beside: seconds of fastcore, which took turns with this engine; empty for fastcore itself.
     difference: of the last logits from fastcore's, root mean square, in fastcore's standard deviation.
     """
@@ -378,13 +378,14 @@ class Turns:
     def timings(self) -> list[Timing]:
         workload = self.workload
         ends = range(workload.depth + workload.rows, workload.positions + 1, workload.rows)
+        state_bytes = self.model.program.state_bytes
         return [
             Timing(
                 engine=engine.name,
                 workload=workload,
                 seconds=tuple(self.seconds[i]),
                 weight_bytes=workload.steps * engine.weight_bytes,
-                kv_bytes=workload.batch * sum(ends) * engine.position_bytes,
+                kv_bytes=workload.batch * (sum(ends) * engine.position_bytes + workload.steps * state_bytes),
                 flops=_flops(self.model, workload),
                 beside=tuple(self.seconds[0]) if i else (),
                 difference=self._differences[i],

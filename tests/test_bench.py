@@ -138,6 +138,14 @@ def test_flops_and_bytes(model: Model) -> None:
     assert timing.workload.tokens == 12
 
 
+def test_recurrent_state_is_read_in_each_step(tiny_folder: Callable[..., Path]) -> None:
+    model = load_model(tiny_folder("falcon_h1"))
+    (timing,) = time_in_turns(model, [Fastcore(model, 1)], Workload(depth=2, batch=2, steps=3), 1)
+    position_bytes = StatePool(model, 1).block_bytes // BLOCK_TOKENS
+    assert model.program.state_bytes > 0
+    assert timing.kv_bytes == 2 * ((3 + 4 + 5) * position_bytes + 3 * model.program.state_bytes)
+
+
 def test_figures_follow_from_seconds(model: Model) -> None:
     (timing,) = time_in_turns(model, [Fastcore(model, 1)], Workload(depth=4, steps=3), 3)
     best, limits = min(timing.seconds), Limits(read=2e9, compute=3e9)
