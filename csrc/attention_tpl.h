@@ -112,8 +112,7 @@ static void FC_NAME(attention)(const fc_attention_task *task)
                         ? task->head_base + task->blocks[(start + FC_SEGMENT_TOKENS) / FC_BLOCK_TOKENS] * kv->block_bytes
                         : v[0];
         for (int r0 = 0, height; r0 < rows; r0 += height) {
-            int tiles = (rows - r0 + 5) / 6;
-            height = (rows - r0 + tiles - 1) / tiles;
+            height = FC_NAME(tile_height)(rows - r0);
             int last = task->limit + (r0 + height - 1) / task->group * task->limit_step - start;
             int visible = last < FC_SEGMENT_TOKENS ? last : FC_SEGMENT_TOKENS; /* to the tile's last row */
             if (visible <= 0) {

@@ -43,13 +43,12 @@ FC_DEFINE_TILE_BLOCKS(6, 4)
 static inline void FC_GEMM_PANELS(const float *x, ptrdiff_t ld_x, int rows, const uint8_t *w, ptrdiff_t panel_bytes,
                                   ptrdiff_t k_bytes, int panels, int num_k, float *acc, ptrdiff_t ld_acc, ptrdiff_t next)
 {
-    for (int tiles = (rows + 5) / 6; tiles > 0; tiles--) {
-        int height = (rows + tiles - 1) / tiles;
+    for (int height; rows > 0; rows -= height) {
         ptrdiff_t p = 0;
+        height = FC_NAME(tile_height)(rows);
         FC_RUN_HEIGHT(FC_RUN_TILE)
         x += height * ld_x;
         acc += height * ld_acc;
-        rows -= height;
     }
 }
 
@@ -61,7 +60,7 @@ static void FC_GEMM(const float *x, ptrdiff_t ld_x, int rows, const void *weight
     /* One tile streams, and the hardware sees its streams. A few tiles that share a panel would leave memory idle while the later
      * ones compute, so they touch the next panel. Many tiles hide the wait for a panel anyway. */
     int few = rows > 6 && rows <= FEW_ROWS;
-    int together = rows <= 6 || (!few && panel_bytes * panels <= CACHED_BYTES) ? panels : FC_PANELS_4;
+    int together = rows <= 6 || (!few && panel_bytes * panels <= CACHED_BYTES) ? panels : few ? FC_PANELS_2 : FC_PANELS_4;
     for (int p = 0; p < panels; p += together) {
         FC_GEMM_PANELS(x, ld_x, rows, w + p * panel_bytes, panel_bytes, k_bytes, panels - p < together ? panels - p : together,
                        num_k, acc + (ptrdiff_t)p * 16, ld_acc, few ? together * panel_bytes : 0);

@@ -113,6 +113,14 @@
         FC_CASE(RUN, 6, FC_PANELS_4)  \
     }
 
+/* The height of the next of the tiles that take `rows` rows. Tiles of three and four keep the multipliers waiting for their chains
+ * or out of registers, so they are taken only alone. */
+static inline int FC_NAME(tile_height)(int rows)
+{
+    int tiles = (rows + 5) / 6, height = (rows + tiles - 1) / tiles;
+    return rows == 8 ? 6 : rows > 6 && height < 5 ? 5 : rows == 4 ? 4 : height;
+}
+
 #define FC_TILE__(dtype, R, P) tile_##dtype##_##R##x##P
 #define FC_TILE_(dtype, R, P) FC_TILE__(dtype, R, P)
 #define FC_TILE(R, P) FC_TILE_(FC_DTYPE, R, P)
