@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,8 +168,7 @@ def run_step(
     have such are then empty (length 0), to be computed again or restored.
     """
     counts = [len(piece.token_ids) for piece in pieces]
-    starts = np.zeros(len(pieces) + 1, np.int32)
-    np.cumsum(counts, out=starts[1:])
+    starts = [0, *accumulate(counts)]
     for piece, count in zip(pieces, counts, strict=True):
         piece.sequence.reserve(piece.sequence.length + count)
     widest = max(len(piece.sequence.blocks) for piece in pieces)
@@ -176,7 +176,7 @@ def run_step(
     for row, piece in zip(tables, pieces, strict=True):
         row[: len(piece.sequence.blocks)] = piece.sequence.blocks
     positions = np.array([piece.sequence.length for piece in pieces], np.int32)
-    out_rows = [int(starts[i]) + output for i, piece in enumerate(pieces) for output in piece.outputs]
+    out_rows = [starts[i] + output for i, piece in enumerate(pieces) for output in piece.outputs]
     states = [piece.sequence.state for piece in pieces]
     spans = [
         (piece.sequence.length, count, piece.sequence.prompt_length or count)
@@ -186,7 +186,7 @@ def run_step(
     try:
         (model.program if hidden is None else model.backbone).run(
             np.concatenate([np.asarray(piece.token_ids, np.int32) for piece in pieces]),
-            starts,
+            np.array(starts, np.int32),
             positions,
             tables,
             np.array(out_rows, np.int32),
