@@ -2,6 +2,7 @@
 
 import os
 from importlib import import_module
+from importlib.machinery import EXTENSION_SUFFIXES
 
 # Another project installs an import package of this name: a folder with the files of both is neither.
 _strangers = [name for name in ("_modidx.py", "basics.py", "foundation.py") if os.path.exists(f"{__path__[0]}/{name}")]
@@ -10,6 +11,12 @@ if _strangers:
         f"{__path__[0]} holds files of another project named fastcore ({', '.join(_strangers)}) beside those of "
         "fastcore-engine; the two cannot share an environment. Run `pip uninstall fastcore fastcore-engine`, then "
         "install fastcore-engine again"
+    )
+
+if not any(os.path.exists(f"{__path__[0]}/_kernels{suffix}") for suffix in EXTENSION_SUFFIXES):
+    raise ImportError(
+        f"{__path__[0]} is the source of fastcore, and its C core is not built there. Python looks in the current "
+        "folder first: run in another to use the fastcore that is installed, or build this one with `pip install -e .`"
     )
 
 _HOMES = {
@@ -27,6 +34,7 @@ _HOMES = {
     "MissingShardError": "errors",
     "ModelNotFoundError": "errors",
     "NonFiniteError": "errors",
+    "OutOfMemoryError": "errors",
     "ServerError": "errors",
     "UnsupportedModelError": "errors",
 }

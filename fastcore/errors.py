@@ -10,6 +10,7 @@ __all__ = [
     "MissingShardError",
     "ModelNotFoundError",
     "NonFiniteError",
+    "OutOfMemoryError",
     "ServerError",
     "UnsupportedModelError",
 ]
@@ -37,6 +38,10 @@ class ContextLengthError(Error, ValueError):
 
 class CacheFullError(Error, MemoryError):
     """The state pool's byte cap cannot hold another sequence."""
+
+
+class OutOfMemoryError(Error, MemoryError):
+    """The system does not give the memory for weights, cache or workspace."""
 
 
 class NonFiniteError(Error, ArithmeticError):

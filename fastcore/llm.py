@@ -390,7 +390,14 @@ def _token_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
 
 
 def _memory_bytes() -> int:
+    """Of the machine, or of the address space that the process may have."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
-        return 4 * KV_CACHE_BYTES
+        memory = 4 * KV_CACHE_BYTES
+    try:
+        import resource
+    except ImportError:  # not a Unix system
+        return memory
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return memory if limit == resource.RLIM_INFINITY else min(memory, limit)

@@ -6,6 +6,8 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcore.errors import OutOfMemoryError
+
 __all__ = ["Arena", "zeros"]
 
 ALIGNMENT = 64  # of arrays: a cache line
@@ -22,7 +24,7 @@ class Arena:
     def zeros(self, nbytes: int) -> NDArray[np.uint8]:
         """uint8 [nbytes] of zeros, starting on a cache line. Pages are touched when they are used.
 
-        Raises MemoryError.
+        Raises OutOfMemoryError.
         """
         size = -(-nbytes // ALIGNMENT) * ALIGNMENT
         if size > len(self._chunk):
@@ -45,7 +47,10 @@ def _map(nbytes: int) -> NDArray[np.uint8]:
     try:
         mapping = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
-        raise MemoryError(f"cannot reserve {nbytes} bytes: {error}") from None
+        raise OutOfMemoryError(
+            f"the system does not give {nbytes} more bytes ({error}); less is needed with dtype bf16 or f16 where the "
+            "weights are f32, and with a smaller kv_cache_bytes or max_seq_len"
+        ) from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             mapping.madvise(mmap.MADV_HUGEPAGE)

@@ -1,6 +1,7 @@
 """Fixtures shared by all tests. Nothing here needs the compiled extension unless a test asks for `isa`."""
 
 import json
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,15 @@ from tiny import tiny_checkpoint
 def pytest_configure() -> None:
     """Child processes must be interruptible, also when this run was started in the background with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests run in an empty folder: a child process would else find the source before the package that is installed."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("elsewhere"))
+    yield
+    os.chdir(before)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

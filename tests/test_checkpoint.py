@@ -321,15 +321,7 @@ kilobytes = (peak() - before) // (1024 if sys.platform == "darwin" else 1)
 sys.exit(f"grew by {kilobytes} kB" if kilobytes > 8192 else 0)
 """
     pytest.importorskip("resource")
-    root = Path(__file__).parent.parent
-    child = subprocess.run(
-        [sys.executable, "-c", code, *map(str, paths)],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=root,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])},
-    )
+    child = subprocess.run([sys.executable, "-c", code, *map(str, paths)], check=False, capture_output=True, text=True)
     assert (child.returncode, child.stderr) == (0, "")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny import tiny_checkpoint
 
 import fastcore
 from fastcore import LLM, SamplingParams
@@ -397,3 +398,22 @@ def test_info_prints_lines(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["info", str(folder)]) == 0
     lines = [line.split(None, 2) for line in capsys.readouterr().out.splitlines()]
     assert ["model", "type", "qwen2"] in lines
+
+
+def test_too_little_memory_is_an_error_in_one_line(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    folder = tiny_checkpoint(tmp_path / "m", "qwen2", vocab_size=100_000, hidden_size=512, num_hidden_layers=1)
+    code = """
+import resource, sys
+from fastcore import LLM
+from fastcore.cli import main
+used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize"))
+resource.setrlimit(resource.RLIMIT_AS, (used * 1024 + (180 << 20),) * 2)
+sys.exit(main(["generate", "--model", sys.argv[1], "--threads", "1", "--max-tokens", "1", "a"]))
+"""
+    if not Path("/proc/self/status").exists() or not hasattr(resource, "RLIMIT_AS"):
+        pytest.skip("this system does not limit or show the address space")
+    child = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
+    assert child.returncode == 1
+    assert child.stderr.startswith("fastcore: the system does not give ")
+    assert child.stderr.count("\n") == 1

@@ -166,7 +166,11 @@ def test_the_command_prints_and_writes_the_comparison(
         (["--text", "x"], "--text and --out belong to --scoring-url"),
         (["--out", "x"], "--text and --out belong to --scoring-url"),
         (["--scoring-url", "http://127.0.0.1:1", "--golden", "x"], "give one of them"),
-        (["--scoring-url", "http://127.0.0.1:1", "--out", "/no/such/folder/x"], "there is no folder /no/such/folder"),
+        (
+            ["--scoring-url", "http://127.0.0.1:1", "--out", "/no/such/folder/x"],
+            "--out /no/such/folder/x: expected a file",
+        ),
+        (["--scoring-url", "http://127.0.0.1:1", "--out", "/"], "--out /: expected a file"),
         (["--scoring-url", "http://127.0.0.1:1"], "http://127.0.0.1:1"),
     ],
 )

@@ -1,8 +1,10 @@
 """Importing fastcore: cheap, lazy, and alone under its name."""
 
 import os
+import shutil
 import subprocess
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -59,9 +61,20 @@ def test_files_of_another_project_beside_ours_are_refused(tmp_path: Path) -> Non
     package = tmp_path / "fastcore"
     package.mkdir()
     (package / "__init__.py").write_bytes((HOME / "fastcore/__init__.py").read_bytes())
+    (package / f"_kernels{EXTENSION_SUFFIXES[0]}").touch()
     assert python("-c", "import fastcore", home=tmp_path).returncode == 0
     (package / "basics.py").touch()
     done = python("-c", "import fastcore", home=tmp_path)
     assert done.returncode == 1
     assert "another project named fastcore (basics.py)" in done.stderr
     assert "pip uninstall fastcore fastcore-engine" in done.stderr
+
+
+def test_the_source_without_its_core_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "fastcore"
+    folder.mkdir()
+    shutil.copy(Path(fastcore.__file__), folder)
+    child = subprocess.run([sys.executable, "-c", "import fastcore"], capture_output=True, text=True, cwd=tmp_path)
+    assert child.returncode == 1
+    assert f"{folder} is the source of fastcore, and its C core is not built there" in child.stderr
+    assert "pip install -e ." in child.stderr

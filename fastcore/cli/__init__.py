@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(arguments)
         sys.stdout.flush()
         return code
-    except (Error, ImportError, ValueError) as error:
-        print(f"fastcore: {error}", file=sys.stderr)
+    except (Error, ImportError, ValueError, MemoryError) as error:
+        print(f"fastcore: {str(error) or 'out of memory'}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

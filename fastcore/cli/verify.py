@@ -51,8 +51,8 @@ def _compare_with_server(args: argparse.Namespace) -> int:
 
     if args.golden is not None:
         raise ValueError("--golden and --scoring-url are two different comparisons; give one of them")
-    if args.out is not None and not args.out.absolute().parent.is_dir():
-        raise ValueError(f"--out {args.out}: there is no folder {args.out.absolute().parent}")
+    if args.out is not None and (args.out.is_dir() or not args.out.absolute().parent.is_dir()):
+        raise ValueError(f"--out {args.out}: expected a file in a folder that exists")
     text = TEXT if args.text is None else args.text
     classifier = TokenClassifier(args.model, num_threads=args.threads)
     result = compare_scoring(classifier, text, args.scoring_url, api_key=os.environ.get(KEY_VARIABLE) or None)
