@@ -30,6 +30,7 @@ _HOMES = {
     "CheckpointError": "errors",
     "ContextLengthError": "errors",
     "Error": "errors",
+    "ForkError": "errors",
     "MissingPackageError": "errors",
     "MissingShardError": "errors",
     "ModelNotFoundError": "errors",

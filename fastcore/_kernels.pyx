@@ -2,11 +2,11 @@
 """The border to the C core: check every argument, release the GIL, make one C call."""
 
 import os
-import threading
 
 import numpy as np
 
 from fastcore.errors import NonFiniteError
+from fastcore.locks import Lock
 from fastcore.memory import Arena, zeros
 
 from cpython.exc cimport PyErr_CheckSignals
@@ -406,7 +406,7 @@ cdef class Program:
     def __cinit__(self):
         self._keep, self.widths, self.kinds, self.weights = [], [], [], []
         self.max_layer = self._first_output_op = -1
-        self._running = threading.Lock()
+        self._running = Lock()
 
     def __dealloc__(self):
         free(self._ops)

@@ -6,7 +6,6 @@ any company.
 
 import math
 import re
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from fastcore._kernels import BLOCK_TOKENS, viterbi
 from fastcore.errors import ContextLengthError, NonFiniteError, UnsupportedModelError
+from fastcore.locks import Lock
 from fastcore.masking import MaskedText, MaskingRules, Operator
 from fastcore.models import Model, record_model
 from fastcore.models.pii_masking import decoding
@@ -161,8 +161,8 @@ class _StepQueue:
         blocks = max(_blocks(max_window), STEP_WINDOWS + _blocks(STEP_ROWS))
         self._pool = StatePool(model, blocks * StatePool(model, 0).block_bytes)
         self._waiting: deque[tuple[_Reading, Window]] = deque()
-        self._lock = threading.Lock()  # around every use of the deque
-        self._turn = threading.Lock()  # held during a step
+        self._lock = Lock()  # around every use of the deque
+        self._turn = Lock()  # held during a step
 
     def put(self, reading: _Reading) -> None:
         with self._lock:

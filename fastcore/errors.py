@@ -6,6 +6,7 @@ __all__ = [
     "CheckpointError",
     "ContextLengthError",
     "Error",
+    "ForkError",
     "MissingPackageError",
     "MissingShardError",
     "ModelNotFoundError",
@@ -50,6 +51,10 @@ class NonFiniteError(Error, ArithmeticError):
 
 class ChatTemplateError(Error, ValueError):
     """The checkpoint has no chat template, or the template refused the messages."""
+
+
+class ForkError(Error, RuntimeError):
+    """The process forked while another thread used the model, which is half done in the child."""
 
 
 class ModelNotFoundError(Error, FileNotFoundError):

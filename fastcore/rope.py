@@ -9,13 +9,13 @@ does not depend on the pieces that a prompt is run in.
 """
 
 import math
-import threading
 from collections.abc import Sequence
 
 import numpy as np
 
 from fastcore.config import RopeConfig
 from fastcore.errors import UnsupportedModelError
+from fastcore.locks import Lock
 
 
 def inv_freq(rope: RopeConfig, head_dim: int, seq_len: int | np.ndarray | None = None) -> tuple[np.ndarray, float]:
@@ -68,7 +68,7 @@ class RopeTable:
         self._rope = rope
         self._head_dim = head_dim
         self._tables = rope_tables(rope, head_dim, 0)
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def rows(self, spans: Sequence[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin of the rows of a step: two f32 [num_rows, head_dim / 2].

@@ -1,6 +1,5 @@
 """Continuous batching: each step takes one token of every running request and fills up with prompt rows of new ones."""
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fastcore.errors import CacheFullError, NonFiniteError
+from fastcore.locks import Lock
 from fastcore.models import Model
 from fastcore.sampling import Choice, Sampler, SamplingParams, logprobs_of
 from fastcore.state import Piece, Sequence, StatePool, run_step
@@ -95,7 +95,7 @@ class Scheduler:
         self.num_threads = num_threads
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
-        self._lock = threading.Lock()  # held during a step and around every change of the two lists
+        self._lock = Lock()  # held during a step and around every change of the two lists
         self._logits = np.empty((0, model.config.vocab_size), np.float32)
 
     @property

@@ -4,7 +4,6 @@ And how rows of many sequences become a step.
 """
 
 import heapq
-import threading
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from fastcore._kernels import BLOCK_TOKENS, KVBlocks
 from fastcore.errors import CacheFullError
+from fastcore.locks import Lock
 from fastcore.models import Model
 
 __all__ = ["Piece", "Sequence", "StatePool", "run_step"]
@@ -38,7 +38,7 @@ class StatePool:
         self.num_blocks = max(1 + self.state_blocks, max_bytes // self.block_bytes)
         self.kv = KVBlocks(layers, config.num_key_value_heads, config.head_dim, kv_dtype, self.num_blocks)
         self._free = list(range(self.num_blocks))  # a heap: low numbers are taken first, so few pages are touched
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     @property
     def max_positions(self) -> int:

@@ -1,0 +1,79 @@
+"""Fork while a model is at work."""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fastcore import LLM, ForkError, SamplingParams
+from fastcore.locks import Lock
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+
+
+def in_child(work: Callable[[], int]) -> int:
+    """The exit code of a child of fork that returns work()."""
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            code = work()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def use(lock: Lock) -> int:
+    try:
+        with lock:
+            return 0
+    except ForkError:
+        return 7
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_lock_that_another_thread_held_is_an_error_in_the_child() -> None:
+    lock, held, done = Lock(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            done.wait()
+
+    assert in_child(lambda: use(lock)) == 0
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    assert in_child(lambda: use(lock)) == 7
+    done.set()
+    thread.join()
+    assert in_child(lambda: use(lock) + use(lock)) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_of_a_process_at_work_answers_or_says_why_not(tiny_folder: Callable[..., Path]) -> None:
+    llm = LLM(tiny_folder("qwen2"), num_threads=1)
+    expected = llm.generate([[5, 6, 7]], max_tokens=3)[0].token_ids
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            llm.generate([[3, 4]], SamplingParams(max_tokens=50, ignore_eos=True))
+
+    def ask() -> int:
+        try:
+            return 0 if llm.generate([[5, 6, 7]], max_tokens=3)[0].token_ids == expected else 1
+        except ForkError:
+            return 7
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        codes = {in_child(ask) for _ in range(10)}
+    finally:
+        stop.set()
+        thread.join()
+    assert codes <= {0, 7}
+    assert llm.generate([[5, 6, 7]], max_tokens=3)[0].token_ids == expected
