@@ -101,6 +101,9 @@ static void FC_NAME(attention)(const fc_attention_task *task)
     }
     for (int segment = task->first_segment; segment < task->end_segment; segment++) {
         int start = segment * FC_SEGMENT_TOKENS, end = task->limit + (task->tokens - 1) * task->limit_step;
+        if (start >= end) { /* nor is anything of a later segment visible */
+            break;
+        }
         const uint8_t *k[FC_SEGMENT_TOKENS / FC_BLOCK_TOKENS + 1], *v[FC_SEGMENT_TOKENS / FC_BLOCK_TOKENS + 1];
         int blocks = 0;
         for (int i = start; i < start + FC_SEGMENT_TOKENS && i < end; i += FC_BLOCK_TOKENS, blocks++) {

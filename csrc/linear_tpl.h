@@ -113,12 +113,12 @@
         FC_CASE(RUN, 6, FC_PANELS_4)  \
     }
 
-/* The height of the next of the tiles that take `rows` rows. Tiles of three and four keep the multipliers waiting for their chains
- * or out of registers, so they are taken only alone. */
+/* The height of the next of the tiles that take `rows` rows: nearly equal ones. Of seven or eight rows two stay for a second tile:
+ * tiles of three and four keep the multipliers waiting for their chains, or out of registers. */
 static inline int FC_NAME(tile_height)(int rows)
 {
-    int tiles = (rows + 5) / 6, height = (rows + tiles - 1) / tiles;
-    return rows == 8 ? 6 : rows > 6 && height < 5 ? 5 : rows == 4 ? 4 : height;
+    int tiles = (rows + 5) / 6;
+    return rows == 7 || rows == 8 ? rows - 2 : (rows + tiles - 1) / tiles;
 }
 
 #define FC_TILE__(dtype, R, P) tile_##dtype##_##R##x##P

@@ -14,12 +14,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fastcore.cli.serve import KEY_VARIABLE
+
 if TYPE_CHECKING:
     from fastcore.verify import Check
 
 __all__ = ["configure", "run"]
 
-KEY_VARIABLE = "FASTCORE_API_KEY"
 TEXT = "Please call Ada Quill on 555 0100 or write to ada.quill@example.org."
 
 
