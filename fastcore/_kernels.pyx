@@ -2,13 +2,15 @@
 """The border to the C core: check every argument, release the GIL, make one C call."""
 
 import os
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from fastcore.errors import NonFiniteError
+from fastcore.errors import CacheFullError, NonFiniteError
 from fastcore.locks import Lock
 from fastcore.memory import Arena, zeros
 
+cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
 from libc.stdlib cimport free, realloc
@@ -350,6 +352,7 @@ cdef class KVBlocks:
     cdef readonly int num_layers, num_kv_heads, head_dim, num_blocks
     cdef readonly object memory
     cdef fc_kv_cache c
+    cdef list _free  # a heap: low numbers are taken first, so few pages are touched
 
     def __cinit__(self, int num_layers, int num_kv_heads, int head_dim, str dtype, int num_blocks):
         if dtype not in ("f32", "f16"):
@@ -367,10 +370,65 @@ cdef class KVBlocks:
         self.c.block_bytes = self.c.layer_bytes * num_layers
         self.memory = zeros(<object>self.c.block_bytes * <object>num_blocks)
         self.c.base = <uint8_t *><uintptr_t>self.memory.ctypes.data
+        self._free = list(range(num_blocks))
 
     @property
     def block_bytes(self) -> int:
         return self.c.block_bytes
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    cdef _full(self, str needed):
+        return CacheFullError(
+            f"the cache has {len(self._free)} of {self.num_blocks} blocks free and {needed}; "
+            f"raise kv_cache_bytes (now {self.num_blocks * <int64_t>self.c.block_bytes})"
+        )
+
+
+@cython.no_gc_clear
+cdef class HeldBlocks:
+    """Blocks that one sequence holds of a cache, in order. They go back when it dies.
+
+    Each call is one C function, so that no signal handler and no other thread comes between taking a block and having it.
+    """
+
+    cdef KVBlocks _kv
+    cdef readonly list numbers
+
+    def __cinit__(self, KVBlocks kv not None):
+        self._kv, self.numbers = kv, []
+
+    def __dealloc__(self):
+        if self._kv is not None:
+            self.give_back(len(self.numbers))
+
+    def take(self, Py_ssize_t count) -> None:
+        """Take the lowest free blocks; CacheFullError, and none, where there are fewer."""
+        if count > len(self._kv._free):
+            raise self._kv._full(f"{count} are needed ({FC_BLOCK_TOKENS} tokens each)")
+        for _ in range(count):
+            self.numbers.append(heappop(self._kv._free))
+
+    def take_run(self, Py_ssize_t count) -> None:
+        """Take consecutive blocks, for a recurrent state; CacheFullError, and none, where no run is free.
+
+        They come from the high end, at multiples of their number, so that states leave no gaps between each other.
+        """
+        unused = set(self._kv._free)
+        for first in range(self._kv.num_blocks - count, -1, -count):
+            if unused.issuperset(range(first, first + count)):
+                self._kv._free = [block for block in self._kv._free if not first <= block < first + count]
+                heapify(self._kv._free)
+                self.numbers.extend(range(first, first + count))
+                return
+        raise self._kv._full(f"{count} consecutive ones are needed (the recurrent state of a sequence)")
+
+    cpdef give_back(self, Py_ssize_t count):
+        """Give back the last `count` of them."""
+        for _ in range(count):
+            heappush(self._kv._free, self.numbers.pop())
 
 
 # ---------------------------------------------------------------- programs
@@ -645,7 +703,7 @@ cdef class Program:
 
     def reserve(self, int rows, int positions, int num_threads) -> None:
         """Make the workspace large enough for steps of `rows` rows over contexts of `positions`; keeps it when it already is."""
-        with self._running:
+        with self._running.usable():
             self._grow(rows, positions, num_threads)
 
     cdef int _grow(self, int rows, int positions, int num_threads) except -1:
@@ -751,7 +809,7 @@ cdef class Program:
         _check_threads(num_threads)
         if not -1 <= num_ops <= self.c.num_ops:
             raise ValueError(f"{num_ops} ops of {self.c.num_ops}")
-        with self._running:  # the workspace belongs to one step at a time
+        with self._running.usable():  # the workspace belongs to one step at a time
             self._grow(rows, longest, num_threads)
             step.num_rows, step.num_seqs, step.num_out = rows, seqs, outs
             step.token_ids, step.seq_rows, step.seq_pos = &token_ids[0], &seq_rows[0], &seq_pos[0]

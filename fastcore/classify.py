@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -165,30 +166,26 @@ class _StepQueue:
         self._turn = Lock()  # held during a step
 
     def put(self, reading: _Reading) -> None:
-        with self._lock:
+        with self._lock.usable():
             self._waiting.extend((reading, window) for window in reading.windows)
 
     def drop(self, readings: Collection[_Reading]) -> None:
         """Forget windows that nobody waits for any more."""
         gone = set(map(id, readings))
-        with self._lock:
+        with self._lock.usable():
             self._waiting = deque(item for item in self._waiting if id(item[0]) not in gone)
 
     def finish(self, reading: _Reading) -> None:
         """Run steps until the reading is done."""
         while not reading.is_done:
-            with self._turn:
+            with self._turn.usable():
                 if not reading.is_done:
                     self._step()
 
     def _step(self) -> None:
+        self._drop_scored()  # what an interrupted step has left
         batch = self._next_batch()
-        try:
-            outputs = self._scores([reading.token_ids[window.start : window.end] for reading, window in batch])
-        except BaseException:
-            with self._lock:
-                self._waiting.extendleft(reversed(batch))
-            raise
+        outputs = self._scores([reading.token_ids[window.start : window.end] for reading, window in batch])
         for (reading, window), scores in zip(batch, outputs, strict=True):
             if not np.isfinite(scores).all():
                 reading.error = NonFiniteError(
@@ -196,17 +193,23 @@ class _StepQueue:
                     "infinite, or activations overflow"
                 )
             reading.scores[window] = scores
+        self._drop_scored()
+
+    def _drop_scored(self) -> None:
+        with self._lock.usable():
+            while self._waiting and (self._waiting[0][0].is_done or self._waiting[0][1] in self._waiting[0][0].scores):
+                self._waiting.popleft()
 
     def _next_batch(self) -> list[tuple[_Reading, Window]]:
+        """The first windows in line. They stay there until they have scores, so that an interrupted step loses none."""
         batch: list[tuple[_Reading, Window]] = []
         rows = 0
-        with self._lock:
-            while self._waiting and len(batch) < STEP_WINDOWS:
-                window = self._waiting[0][1]
+        with self._lock.usable():
+            for reading, window in islice(self._waiting, STEP_WINDOWS):
                 rows += window.end - window.start
                 if batch and rows > STEP_ROWS:
                     break
-                batch.append(self._waiting.popleft())
+                batch.append((reading, window))
         return batch
 
     def _scores(self, windows: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:

@@ -9,13 +9,18 @@ __all__ = ["Lock"]
 
 
 class Lock:
-    """As threading.Lock in a `with`; in a child of fork, where the thread that held it is gone, it raises ForkError."""
+    """A threading.Lock that a child of fork can trust: `with lock.usable(): ...`.
+
+    The `with` enters and leaves the interpreter's own lock, which no signal handler can come between: an `__exit__`
+    written in Python could be interrupted before it lets go.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
-    def __enter__(self) -> None:
+    def usable(self) -> threading.Lock:
+        """The lock itself; ForkError in a child of fork whose thread that held it is gone."""
         if self._pid != os.getpid():
             if self._lock.locked():
                 raise ForkError(
@@ -23,7 +28,4 @@ class Lock:
                     "half done; open the model again in the child, or fork before using it"
                 )
             self._pid = os.getpid()
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        return self._lock

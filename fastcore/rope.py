@@ -89,7 +89,7 @@ class RopeTable:
         return cos[first:end], sin[first:end]
 
     def _grow(self, num_positions: int) -> tuple[np.ndarray, np.ndarray]:
-        with self._lock:
+        with self._lock.usable():
             have = len(self._tables[0])
             if have < num_positions:
                 more = max(1024, have, num_positions - have)

@@ -107,7 +107,7 @@ class Scheduler:
         self.submit(requests)
         try:
             while any(request.finish_reason is None for request in requests):
-                with self._lock:
+                with self._lock.usable():
                     if any(request.finish_reason is None for request in requests):
                         self._step()
                 yield
@@ -116,19 +116,19 @@ class Scheduler:
 
     def submit(self, requests: Rows[Request]) -> None:
         """Let the requests take part in the steps to come."""
-        with self._lock:
+        with self._lock.usable():
             for request in requests:
                 self._submit(request)
 
     def step(self) -> None:
         """Run one step, if any request is there."""
-        with self._lock:
+        with self._lock.usable():
             if self.num_requests:
                 self._step()
 
     def abort(self, requests: Rows[Request]) -> None:
         """End those of the requests that are not finished, and free what they hold."""
-        with self._lock:
+        with self._lock.usable():
             for request in requests:
                 request.finish("abort")
             self._drop_finished()
@@ -153,14 +153,17 @@ class Scheduler:
     def _admit(self) -> None:
         """Start waiting requests, in order, while all they can need fits, so that a running one never runs out."""
         while self._waiting and len(self._running) < MAX_RUNNING:
-            sequence = Sequence(self.pool, prompt_length=len(self._waiting[0].prompt_token_ids))
+            request = self._waiting[0]
+            if request.sequence is None:
+                request.sequence = Sequence(self.pool, prompt_length=len(request.prompt_token_ids))
             try:
-                sequence.reserve(self._positions(self._waiting[0]))
+                request.sequence.reserve(self._positions(request))
             except CacheFullError:
                 return
-            request = self._waiting.popleft()
-            request.sequence, request.started = sequence, time.perf_counter()
-            self._running.append(request)
+            if request not in self._running:  # an interrupt may have left it in both
+                request.started = time.perf_counter()
+                self._running.append(request)
+            self._waiting.popleft()
 
     def _plan(self) -> list[tuple[Request, Piece]]:
         """The rows of the next step: one of each decoding request, then prompts in order of arrival."""
@@ -187,15 +190,24 @@ class Scheduler:
         if len(self._logits) < num_outputs:
             self._logits = np.empty((num_outputs, self.model.config.vocab_size), np.float32)
         logits, best = self._logits[:num_outputs], np.empty(num_outputs, np.int32)
-        run_step(self.model, [piece for _, piece in plan], num_threads=self.num_threads, logits=logits, best=best)
-        row = 0
-        for request, piece in plan:
-            outputs = slice(row, row + len(piece.outputs))
-            row += len(piece.outputs)
-            try:
-                self._take_outputs(request, logits[outputs], best[outputs])
-            except Exception as error:  # the others go on
-                request.finish("error", error)
+        lengths = [_length(request) for request, _ in plan]
+        taken, row = 0, 0
+        try:
+            run_step(self.model, [piece for _, piece in plan], num_threads=self.num_threads, logits=logits, best=best)
+            for request, piece in plan:
+                outputs = slice(row, row + len(piece.outputs))
+                taken, row = taken + 1, outputs.stop
+                try:
+                    self._take_outputs(request, logits[outputs], best[outputs])
+                except Exception as error:  # the others go on
+                    request.finish("error", error)
+                except BaseException:
+                    request.finish("error", InterruptedError("the step that this request was in was interrupted"))
+                    raise
+        except BaseException:  # requests of other threads take the step again
+            for (_, piece), length in zip(plan[taken:], lengths[taken:], strict=True):
+                piece.sequence.rewind(length)
+            raise
         self._drop_finished()
 
     def _take_outputs(self, request: Request, logits: np.ndarray, best: np.ndarray) -> None:

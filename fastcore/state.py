@@ -3,18 +3,15 @@
 And how rows of many sequences become a step.
 """
 
-import heapq
-from collections.abc import Iterable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcore._kernels import BLOCK_TOKENS, KVBlocks
+from fastcore._kernels import BLOCK_TOKENS, HeldBlocks, KVBlocks
 from fastcore.errors import CacheFullError
-from fastcore.locks import Lock
 from fastcore.models import Model
 
 __all__ = ["Piece", "Sequence", "StatePool", "run_step"]
@@ -37,8 +34,6 @@ class StatePool:
         self.state_blocks = -(-model.program.state_bytes // self.block_bytes)
         self.num_blocks = max(1 + self.state_blocks, max_bytes // self.block_bytes)
         self.kv = KVBlocks(layers, config.num_key_value_heads, config.head_dim, kv_dtype, self.num_blocks)
-        self._free = list(range(self.num_blocks))  # a heap: low numbers are taken first, so few pages are touched
-        self._lock = Lock()
 
     @property
     def max_positions(self) -> int:
@@ -47,71 +42,53 @@ class StatePool:
 
     @property
     def free_positions(self) -> int:
-        return len(self._free) * BLOCK_TOKENS
-
-    def take(self, num_blocks: int) -> list[int]:
-        with self._lock:
-            if num_blocks > len(self._free):
-                raise self._full(f"{num_blocks} are needed ({BLOCK_TOKENS} tokens each)")
-            return [heapq.heappop(self._free) for _ in range(num_blocks)]
-
-    def take_state(self) -> int:
-        """Take the blocks of one recurrent state; the number of the first.
-
-        They come from the high end, at multiples of their number, so that states leave no gaps between each other.
-        """
-        size = self.state_blocks
-        with self._lock:
-            free = set(self._free)
-            for first in range(self.num_blocks - size, -1, -size):
-                if free.issuperset(range(first, first + size)):
-                    self._free = [block for block in self._free if not first <= block < first + size]
-                    heapq.heapify(self._free)
-                    return first
-            raise self._full(f"{size} consecutive ones are needed (the recurrent state of a sequence)")
-
-    def give_back(self, blocks: Iterable[int]) -> None:
-        with self._lock:
-            for block in blocks:
-                heapq.heappush(self._free, block)
-
-    def _full(self, needed: str) -> CacheFullError:
-        return CacheFullError(
-            f"the cache has {len(self._free)} of {self.num_blocks} blocks free and {needed}; "
-            f"raise kv_cache_bytes (now {self.num_blocks * self.block_bytes})"
-        )
+        return self.kv.num_free * BLOCK_TOKENS
 
 
 @dataclass(eq=False)
 class Sequence:
     """The state of one sequence: its blocks, and how many positions they hold. Use as a context manager, or call free.
 
+    length: positions computed.
     prompt_length: tokens of the prompt, which "dynamic" rotary positions follow; 0 is the number of tokens first run.
     """
 
     pool: StatePool
     length: int = 0
-    blocks: list[int] = field(default_factory=list)
-    state: int | None = None  # first block of the recurrent state after `length` positions, where the model has such
     prompt_length: int = 0
+
+    def __post_init__(self) -> None:
+        self._blocks = HeldBlocks(self.pool.kv)
+        self._state = HeldBlocks(self.pool.kv)
+
+    @property
+    def blocks(self) -> list[int]:
+        return self._blocks.numbers
+
+    @property
+    def state(self) -> int | None:
+        """First block of the recurrent state after `length` positions, where the model has such."""
+        return self._state.numbers[0] if self._state.numbers else None
 
     def reserve(self, num_positions: int) -> None:
         """Take blocks for positions up to num_positions; CacheFullError leaves it as it was."""
         missing = max(0, -(-num_positions // BLOCK_TOKENS) - len(self.blocks))
-        taken = self.pool.take(missing)
-        if self.state is None and self.pool.state_blocks:
+        self._blocks.take(missing)
+        if self.pool.state_blocks and self.state is None:
             try:
-                self.state = self.pool.take_state()
+                self._state.take_run(self.pool.state_blocks)
             except CacheFullError:
-                self.pool.give_back(taken)
+                self._blocks.give_back(missing)
                 raise
-        self.blocks += taken
+
+    def rewind(self, length: int) -> None:
+        """Go back to an earlier length. A recurrent state cannot: it is then that of no tokens."""
+        self.length = 0 if self._state.numbers else length
 
     def free(self) -> None:
-        self.pool.give_back(self.blocks)
-        if self.state is not None:
-            self.pool.give_back(range(self.state, self.state + self.pool.state_blocks))
-        self.blocks, self.state, self.length, self.prompt_length = [], None, 0, 0
+        self.length = self.prompt_length = 0
+        self._blocks.give_back(len(self.blocks))
+        self._state.give_back(len(self._state.numbers))
 
     def snapshot(self) -> "Sequence":
         """A copy with blocks of its own, to restore from or to continue; free it when it is done with."""
@@ -124,6 +101,7 @@ class Sequence:
         if snapshot.pool is not self.pool:
             raise ValueError("the snapshot is of another pool")
         self.reserve(snapshot.length)
+        self.length = 0
         held = self.pool.kv.memory.reshape(self.pool.num_blocks, -1)
         for to, of in zip(self.blocks, snapshot.blocks[: -(-snapshot.length // BLOCK_TOKENS)], strict=False):
             held[to] = held[of]
@@ -199,10 +177,9 @@ def run_step(
             op_seconds=op_seconds,
             state_blocks=None if None in states else np.array(states, np.int32),
         )
+        for piece, (first, count, prompt_length) in zip(pieces, spans, strict=True):
+            piece.sequence.length, piece.sequence.prompt_length = first + count, prompt_length
     except BaseException:
-        for piece in pieces:
-            if piece.sequence.state is not None:
-                piece.sequence.length = 0
+        for piece, (first, _, _) in zip(pieces, spans, strict=True):
+            piece.sequence.rewind(first)
         raise
-    for piece, (first, count, prompt_length) in zip(pieces, spans, strict=True):
-        piece.sequence.length, piece.sequence.prompt_length = first + count, prompt_length

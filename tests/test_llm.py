@@ -312,47 +312,6 @@ def test_threads_share_a_model_and_get_their_own_results(llm: LLM) -> None:
     assert [found[i] for i in range(4)] == expected
 
 
-@pytest.mark.parametrize(("prompt_tokens", "new_tokens"), [(4000, 1), (4, 4000)])
-def test_an_interrupt_ends_the_call_and_the_model_goes_on(tmp_path: Path, prompt_tokens: int, new_tokens: int) -> None:
-    """During prefill and during decode; other Python threads run meanwhile, and the next call equals a fresh run."""
-    folder = tiny_checkpoint(
-        tmp_path / "m",
-        "qwen2",
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=8,
-        max_position_embeddings=8192,
-    )
-    script = f"""
-import signal, threading, time
-from fastcore import LLM, SamplingParams
-llm = LLM({str(folder)!r}, num_threads=1)
-before = llm.generate([[5, 6, 7]], max_tokens=4)[0].token_ids
-ticks, done = 0, False
-def tick():
-    global ticks
-    while not done:
-        ticks += 1
-        time.sleep(0.001)
-threading.Thread(target=tick, daemon=True).start()
-signal.setitimer(signal.ITIMER_REAL, 0.4)
-signal.signal(signal.SIGALRM, signal.default_int_handler)
-prompt = [i % 250 + 3 for i in range({prompt_tokens})]
-try:
-    for _ in range(100):
-        llm.generate([prompt], SamplingParams(ignore_eos=True, max_tokens={new_tokens}))
-    print("not interrupted")
-except KeyboardInterrupt:
-    done = True
-    assert ticks > 20, ticks
-    assert llm.pool.free_positions == llm.pool.max_positions
-    assert llm.generate([[5, 6, 7]], max_tokens=4)[0].token_ids == before
-    print("interrupted")
-"""
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert (run.stdout, run.stderr) == ("interrupted\n", "")
-
-
 # ---------------------------------------------------------------- files and memory
 
 

@@ -27,7 +27,7 @@ def in_child(work: Callable[[], int]) -> int:
 
 def use(lock: Lock) -> int:
     try:
-        with lock:
+        with lock.usable():
             return 0
     except ForkError:
         return 7
@@ -38,7 +38,7 @@ def test_a_lock_that_another_thread_held_is_an_error_in_the_child() -> None:
     lock, held, done = Lock(), threading.Event(), threading.Event()
 
     def hold() -> None:
-        with lock:
+        with lock.usable():
             held.set()
             done.wait()
 
