@@ -37,31 +37,52 @@ static inline float FC_NAME(softmax_row)(float *s, int n, int padded, float scal
     return FC_NAME(sum16)(sum);
 }
 
-/* Scores of up to six rows against the first n positions of the blocks k. */
-static inline void FC_NAME(scores)(int dtype, const float *q, ptrdiff_t ld_q, int rows, const uint8_t *const *k, int head_dim,
-                                   int n, float *s, ptrdiff_t ld_s)
+/* The parts of blocks that a segment reads, in order: its K, then its V; and what comes after them. */
+typedef struct {
+    const uint8_t *parts[2 * FC_SEGMENT_TOKENS / FC_BLOCK_TOKENS + 2 * FC_STREAMS - 1];
+    ptrdiff_t part_bytes;
+} FC_NAME(chain);
+
+/* x times the panels of the parts from i on, each of part_k of num_k. touch: while four parts are read, the next four are touched. */
+static inline void FC_NAME(multiply_parts)(int dtype, const float *x, ptrdiff_t ld_x, int rows, const FC_NAME(chain) * chain,
+                                           int i, int panels, int part_k, int num_k, float *acc, ptrdiff_t ld_acc, int go_on,
+                                           int touch)
 {
-    ptrdiff_t lane_bytes = fc_lane_bytes(dtype), panel_bytes = head_dim * lane_bytes;
-    for (int i = 0; i < n; i += FC_BLOCK_TOKENS) {
-        int panels = fc_panels(n - i < FC_BLOCK_TOKENS ? n - i : FC_BLOCK_TOKENS);
-        const uint8_t *block = k[i / FC_BLOCK_TOKENS];
-        ptrdiff_t next = k[i / FC_BLOCK_TOKENS + 1] - block;
-        if (dtype == FC_F32) {
-            gemm_panels_f32(q, ld_q, rows, block, panel_bytes, lane_bytes, panels, head_dim, s + i, ld_s, next);
-        } else {
-            gemm_panels_f16(q, ld_q, rows, block, panel_bytes, lane_bytes, panels, head_dim, s + i, ld_s, next);
-        }
+    ptrdiff_t k_bytes = fc_lane_bytes(dtype), quarter = chain->part_bytes / FC_STREAMS;
+    const uint8_t *const *parts = chain->parts + i, *ahead[FC_STREAMS];
+    for (int j = 0; j < FC_STREAMS; j++) {
+        ahead[j] = chain->parts[(i / FC_STREAMS + 1) * FC_STREAMS + j] + i % FC_STREAMS * quarter;
+    }
+    if (dtype == FC_F32) {
+        gemm_panels_f32(x, ld_x, rows, parts, part_k * k_bytes, k_bytes, panels, part_k, num_k, acc, ld_acc, go_on, touch,
+                        ahead);
+    } else {
+        gemm_panels_f16(x, ld_x, rows, parts, part_k * k_bytes, k_bytes, panels, part_k, num_k, acc, ld_acc, go_on, touch,
+                        ahead);
     }
 }
 
-/* Sums over the first n positions of the blocks v, weighted by up to six rows of p. */
-static inline void FC_NAME(weighted_sums)(int dtype, const float *p, ptrdiff_t ld_p, int rows, const uint8_t *const *v,
-                                          int padded_dim, int n, float *o)
+/* s = scores of the rows q against the first n positions of a segment. */
+static inline void FC_NAME(scores)(int dtype, const float *q, ptrdiff_t ld_q, int rows, const FC_NAME(chain) * chain,
+                                   int head_dim, int n, float *s, int touch)
 {
-    if (dtype == FC_F32) {
-        gemm_blocks_f32(p, ld_p, rows, v, padded_dim / FC_LANES, n, o, padded_dim);
-    } else {
-        gemm_blocks_f16(p, ld_p, rows, v, padded_dim / FC_LANES, n, o, padded_dim);
+    for (int i = 0; i < n; i += FC_BLOCK_TOKENS) {
+        int panels = fc_panels(n - i < FC_BLOCK_TOKENS ? n - i : FC_BLOCK_TOKENS);
+        FC_NAME(multiply_parts)(dtype, q, ld_q, rows, chain, i / FC_BLOCK_TOKENS, panels, head_dim, head_dim, s + i,
+                                FC_SEGMENT_TOKENS, 0, touch);
+    }
+}
+
+/* o = sums over the first n positions of a segment, weighted by the rows p; its V begins at first_part of the chain. What comes from
+ * memory is read part by part, with all panels of each; otherwise the sums stay in registers through all parts. */
+static inline void FC_NAME(weighted_sums)(int dtype, const float *p, int rows, const FC_NAME(chain) * chain, int first_part,
+                                          int padded_dim, int n, float *o, int touch)
+{
+    int panels = padded_dim / FC_LANES, at_once = touch ? FC_BLOCK_TOKENS : n;
+    for (int i = 0; i < n; i += at_once) {
+        int num_k = n - i < at_once ? n - i : at_once;
+        FC_NAME(multiply_parts)(dtype, p + i, FC_SEGMENT_TOKENS, rows, chain, first_part + i / FC_BLOCK_TOKENS, panels,
+                                FC_BLOCK_TOKENS, num_k, o, padded_dim, i > 0, touch);
     }
 }
 
@@ -86,6 +107,11 @@ static inline void FC_NAME(divide)(const float *o, float l, int head_dim, float 
     }
 }
 
+static inline const uint8_t *FC_NAME(block_at)(const fc_attention_task *task, int position)
+{
+    return task->head_base + task->blocks[position / FC_BLOCK_TOKENS] * task->kv->block_bytes;
+}
+
 static void FC_NAME(attention)(const fc_attention_task *task)
 {
     const fc_kv_cache *kv = task->kv;
@@ -93,8 +119,9 @@ static void FC_NAME(attention)(const fc_attention_task *task)
     float *q = task->scratch;                             /* [rows][padded] */
     float *o = q + (ptrdiff_t)FC_ATTENTION_ROWS * padded; /* [rows][padded] */
     float *l = o + (ptrdiff_t)FC_ATTENTION_ROWS * padded, *m = l + FC_ATTENTION_ROWS;
-    float *s = m + FC_ATTENTION_ROWS;      /* [6][FC_SEGMENT_TOKENS] */
-    float *o2 = s + 6 * FC_SEGMENT_TOKENS; /* [6][padded] */
+    float *s = m + FC_ATTENTION_ROWS;                 /* [FC_PASS_ROWS][FC_SEGMENT_TOKENS] */
+    float *o2 = s + FC_PASS_ROWS * FC_SEGMENT_TOKENS; /* [FC_PASS_ROWS][padded] */
+    FC_NAME(chain) chain = {.part_bytes = kv->v_offset};
     for (int r = 0; r < rows; r++) {
         const float *from = task->q + r / task->group * task->ld_q + (ptrdiff_t)(r % task->group) * head_dim;
         memcpy(q + (ptrdiff_t)r * padded, from, (size_t)head_dim * sizeof(float));
@@ -104,25 +131,27 @@ static void FC_NAME(attention)(const fc_attention_task *task)
         if (start >= end) { /* nor is anything of a later segment visible */
             break;
         }
-        const uint8_t *k[FC_SEGMENT_TOKENS / FC_BLOCK_TOKENS + 1], *v[FC_SEGMENT_TOKENS / FC_BLOCK_TOKENS + 1];
         int blocks = 0;
-        for (int i = start; i < start + FC_SEGMENT_TOKENS && i < end; i += FC_BLOCK_TOKENS, blocks++) {
-            k[blocks] = task->head_base + task->blocks[i / FC_BLOCK_TOKENS] * kv->block_bytes;
-            v[blocks] = k[blocks] + kv->v_offset;
+        for (int i = start; i < start + FC_SEGMENT_TOKENS && i < end; i += FC_BLOCK_TOKENS) {
+            chain.parts[blocks++] = FC_NAME(block_at)(task, i);
         }
-        k[blocks] = v[0]; /* what is read next */
-        v[blocks] = segment + 1 < task->end_segment
-                        ? task->head_base + task->blocks[(start + FC_SEGMENT_TOKENS) / FC_BLOCK_TOKENS] * kv->block_bytes
-                        : v[0];
+        for (int i = 0; i < blocks; i++) {
+            chain.parts[blocks + i] = chain.parts[i] + kv->v_offset;
+        }
+        for (int i = 0; i < 2 * FC_STREAMS - 1; i++) {
+            int next = start + FC_SEGMENT_TOKENS + i * FC_BLOCK_TOKENS;
+            chain.parts[2 * blocks + i] =
+                segment + 1 < task->end_segment && next < end ? FC_NAME(block_at)(task, next) : chain.parts[0];
+        }
         for (int r0 = 0, height; r0 < rows; r0 += height) {
-            height = FC_NAME(tile_height)(rows - r0);
+            height = rows - r0 <= FC_PASS_ROWS ? rows - r0 : FC_NAME(tile_height)(rows - r0);
             int last = task->limit + (r0 + height - 1) / task->group * task->limit_step - start;
             int visible = last < FC_SEGMENT_TOKENS ? last : FC_SEGMENT_TOKENS; /* to the tile's last row */
             if (visible <= 0) {
                 continue;
             }
-            FC_NAME(scores)(kv->dtype, q + (ptrdiff_t)r0 * padded, padded, height, k, head_dim, visible, s, FC_SEGMENT_TOKENS);
-            float sums[6], maxima[6];
+            FC_NAME(scores)(kv->dtype, q + (ptrdiff_t)r0 * padded, padded, height, &chain, head_dim, visible, s, r0 == 0);
+            float sums[FC_PASS_ROWS], maxima[FC_PASS_ROWS];
             for (int r = 0; r < height; r++) {
                 int n = task->limit + (r0 + r) / task->group * task->limit_step - start;
                 n = n < FC_SEGMENT_TOKENS ? n : FC_SEGMENT_TOKENS;
@@ -134,7 +163,7 @@ static void FC_NAME(attention)(const fc_attention_task *task)
                     memset(row, 0, (size_t)visible * sizeof(float));
                 }
             }
-            FC_NAME(weighted_sums)(kv->dtype, s, FC_SEGMENT_TOKENS, height, v, padded, visible, o2);
+            FC_NAME(weighted_sums)(kv->dtype, s, height, &chain, blocks, padded, visible, o2, r0 == 0);
             for (int r = 0; r < height; r++) {
                 ptrdiff_t row = r0 + r;
                 if (sums[r] < 0) {

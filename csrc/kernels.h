@@ -90,11 +90,12 @@ typedef struct {
 #undef FC_MEMBER
 } fc_kernels;
 
-/* Rows of queries that a task keeps in scratch at once, and its size in floats. */
-enum { FC_ATTENTION_ROWS = 96 };
+/* Rows of queries that a task keeps in scratch at once, those that go through a segment together, and the scratch's size. */
+enum { FC_ATTENTION_ROWS = 96, FC_PASS_ROWS = 8 };
 static inline size_t fc_attention_scratch_floats(int head_dim)
 {
-    return (size_t)FC_ATTENTION_ROWS * (2 * fc_pad(head_dim) + 2) + 6 * ((size_t)FC_SEGMENT_TOKENS + fc_pad(head_dim));
+    return (size_t)FC_ATTENTION_ROWS * (2 * fc_pad(head_dim) + 2) +
+           FC_PASS_ROWS * ((size_t)FC_SEGMENT_TOKENS + fc_pad(head_dim));
 }
 
 extern const fc_kernels fc_kernels_scalar;

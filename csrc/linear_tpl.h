@@ -1,6 +1,11 @@
 /* Linear maps as tiles of R activation rows by P panels of 16 outputs. Every output is one chain of fused multiply-adds over k,
- * from zero, so neither the shape of the tile nor the vector width shows in the result. The accumulators have names because
- * compilers keep an array of them in memory. */
+ * so neither the shape of the tile nor the vector width shows in the result. The accumulators have names because compilers keep
+ * an array of them in memory.
+ *
+ * A tile touches what is read after its weights, a line of 64 bytes for each that it reads, so that it is on its way from memory in
+ * time. The lines belong to four streams in turn: memory is read half as fast when one page is fetched after another. */
+
+enum { FC_STREAMS = 4 };
 
 #define FC_ROWS_1(M, p) M(0, p)
 #define FC_ROWS_2(M, p) FC_ROWS_1(M, p) M(1, p)
@@ -19,7 +24,7 @@
 
 #define FC_DECLARE_X(r, p) const float *x##r = x + (r) * ld_x;
 #define FC_DECLARE_W(p) const uint8_t *w##p = w + (p) * panel_bytes;
-#define FC_DECLARE_ACC(r, p) p16 a##r##_##p = p16_zero();
+#define FC_DECLARE_ACC(r, p) p16 a##r##_##p = go_on ? p16_load(acc + (r) * ld_acc + (p) * 16) : p16_zero();
 #define FC_MULTIPLY(r, p) a##r##_##p = p16_fma(b, v##p, a##r##_##p);
 #define FC_MULTIPLY_1(r) FC_MULTIPLY(r, 0)
 #define FC_MULTIPLY_2(r) FC_MULTIPLY_1(r) FC_MULTIPLY(r, 1)
@@ -32,85 +37,83 @@
         FC_MULTIPLY_##P(r)         \
     }
 #define FC_WRITE(r, p) p16_store(acc + (r) * ld_acc + (p) * 16, a##r##_##p);
-/* Weights `next` bytes further on are what comes after these: touched now, they are on their way from memory in time. */
-#define FC_LOAD_W(p)                 \
-    p16 v##p = FC_LOAD(w##p);        \
-    __builtin_prefetch(w##p + next); \
+#define FC_LOAD_W(p)          \
+    p16 v##p = FC_LOAD(w##p); \
     w##p += k_bytes;
+#define FC_TOUCH(p) __builtin_prefetch(ahead0 + (p) * k_bytes);
 
-#define FC_ONE_K(R, P) {FC_PANELS_UP_TO_##P(FC_LOAD_W) FC_ROWS_##R(FC_STEP, P)}
-
-#define FC_DEFINE_TILE(R, P)                                                                                              \
-    static inline void FC_TILE(R, P)(const float *restrict x, ptrdiff_t ld_x, const uint8_t *restrict w,                  \
-                                     ptrdiff_t panel_bytes, ptrdiff_t k_bytes, int num_k, float *restrict acc,            \
-                                     ptrdiff_t ld_acc, ptrdiff_t next)                                                    \
-    {                                                                                                                     \
-        (void)panel_bytes;                                                                                                \
-        (void)ld_x;                                                                                                       \
-        FC_ROWS_##R(FC_DECLARE_X, 0) FC_PANELS_UP_TO_##P(FC_DECLARE_W)                                                    \
-            FC_GRID_##P(R, FC_DECLARE_ACC) for (ptrdiff_t k = 0; k < num_k; k++){FC_ONE_K(R, P)} FC_GRID_##P(R, FC_WRITE) \
+/* k lies part_k at a time at the addresses in `parts`. go_on: the chains start from acc, not from zero. touch, a constant: of the four
+ * streams `ahead`, as much is touched as is read. */
+#define FC_DEFINE_TILE(R, P)                                                                                           \
+    static inline __attribute__((always_inline)) void FC_TILE(R, P)(                                                   \
+        const float *restrict x, ptrdiff_t ld_x, const uint8_t *const *parts, ptrdiff_t offset, ptrdiff_t panel_bytes, \
+        ptrdiff_t k_bytes, int part_k, int num_k, float *restrict acc, ptrdiff_t ld_acc, int go_on, const int touch,   \
+        const uint8_t *const *ahead)                                                                                   \
+    {                                                                                                                  \
+        (void)panel_bytes;                                                                                             \
+        (void)ld_x;                                                                                                    \
+        const uint8_t *ahead0 = 0, *ahead1 = 0, *ahead2 = 0, *ahead3 = 0;                                              \
+        if (touch) {                                                                                                   \
+            ptrdiff_t at = offset / FC_STREAMS;                                                                        \
+            ahead0 = ahead[0] + at, ahead1 = ahead[1] + at, ahead2 = ahead[2] + at, ahead3 = ahead[3] + at;            \
+        }                                                                                                              \
+        FC_ROWS_##R(FC_DECLARE_X, 0) FC_GRID_##P(R, FC_DECLARE_ACC) for (ptrdiff_t k = 0; k < num_k; parts++)          \
+        {                                                                                                              \
+            const uint8_t *w = parts[0] + offset;                                                                      \
+            ptrdiff_t end = k + part_k < num_k ? k + part_k : num_k;                                                   \
+            FC_PANELS_UP_TO_##P(FC_DECLARE_W) for (; k < end; k++)                                                     \
+            {                                                                                                          \
+                FC_PANELS_UP_TO_##P(FC_LOAD_W) if (touch)                                                              \
+                {                                                                                                      \
+                    FC_PANELS_UP_TO_##P(FC_TOUCH) const uint8_t *touched = ahead0 + P * k_bytes;                       \
+                    ahead0 = ahead1, ahead1 = ahead2, ahead2 = ahead3, ahead3 = touched;                               \
+                }                                                                                                      \
+                FC_ROWS_##R(FC_STEP, P)                                                                                \
+            }                                                                                                          \
+        }                                                                                                              \
+        FC_GRID_##P(R, FC_WRITE)                                                                                       \
     }
 
-/* The same over k that lie FC_BLOCK_TOKENS at a time at the addresses in `blocks` (values of the cache), one more than are
- * read: one chain through all. */
-#define FC_DEFINE_TILE_BLOCKS(R, P)                                                                                  \
-    static inline void FC_TILE_BLOCKS(R, P)(const float *restrict x, ptrdiff_t ld_x, const uint8_t *const *blocks,   \
-                                            ptrdiff_t offset, ptrdiff_t panel_bytes, ptrdiff_t k_bytes, int num_k,   \
-                                            float *restrict acc, ptrdiff_t ld_acc)                                   \
-    {                                                                                                                \
-        (void)panel_bytes;                                                                                           \
-        (void)ld_x;                                                                                                  \
-        FC_ROWS_##R(FC_DECLARE_X, 0) FC_GRID_##P(R, FC_DECLARE_ACC) for (ptrdiff_t k = 0; k < num_k; blocks++)       \
-        {                                                                                                            \
-            const uint8_t *w = blocks[0] + offset;                                                                   \
-            ptrdiff_t end = k + FC_BLOCK_TOKENS < num_k ? k + FC_BLOCK_TOKENS : num_k, next = blocks[1] - blocks[0]; \
-            FC_PANELS_UP_TO_##P(FC_DECLARE_W) for (; k < end; k++) { FC_ONE_K(R, P) }                                \
-        }                                                                                                            \
-        FC_GRID_##P(R, FC_WRITE)                                                                                     \
-    }
-
-#define FC_RUN_TILE(R, P)                                                                                 \
-    FC_TILE(R, P)(x, ld_x, w + p * panel_bytes, panel_bytes, k_bytes, num_k, acc + p * 16, ld_acc, next); \
-    p += P
-#define FC_RUN_TILE_BLOCKS(R, P)                                                                               \
-    FC_TILE_BLOCKS(R, P)(x, ld_x, blocks, p * panel_bytes, panel_bytes, k_bytes, num_k, acc + p * 16, ld_acc); \
+#define FC_RUN_TILE(R, P, touch)                                                                                            \
+    FC_TILE(R, P)(x, ld_x, parts, p * panel_bytes, panel_bytes, k_bytes, part_k, num_k, acc + p * 16, ld_acc, go_on, touch, \
+                  ahead);                                                                                                   \
     p += P
 
 /* The panels of R rows: P at a time, then two, then one. */
-#define FC_CASE(RUN, R, P)                 \
+#define FC_CASE(R, P, touch)               \
     case R:                                \
         while (panels - p >= P) {          \
-            RUN(R, P);                     \
+            FC_RUN_TILE(R, P, touch);      \
         }                                  \
         while (P > 2 && panels - p >= 2) { \
-            RUN(R, 2);                     \
+            FC_RUN_TILE(R, 2, touch);      \
         }                                  \
         while (p < panels) {               \
-            RUN(R, 1);                     \
+            FC_RUN_TILE(R, 1, touch);      \
         }                                  \
         break;
 
 /* All panels of a tile of `height` rows. One row hides the latency of its chains only behind other panels, so its last panels
  * go together. */
-#define FC_RUN_HEIGHT(RUN)            \
-    switch (height) {                 \
-    case 1:                           \
-        while (panels - p >= 4) {     \
-            RUN(1, 4);                \
-        }                             \
-        if (panels - p == 3) {        \
-            RUN(1, 3);                \
-        } else if (panels - p == 2) { \
-            RUN(1, 2);                \
-        } else if (panels - p == 1) { \
-            RUN(1, 1);                \
-        }                             \
-        break;                        \
-        FC_CASE(RUN, 2, FC_PANELS_2)  \
-        FC_CASE(RUN, 3, FC_PANELS_2)  \
-        FC_CASE(RUN, 4, FC_PANELS_4)  \
-        FC_CASE(RUN, 5, FC_PANELS_4)  \
-        FC_CASE(RUN, 6, FC_PANELS_4)  \
+#define FC_RUN_HEIGHT(touch)           \
+    switch (height) {                  \
+    case 1:                            \
+        while (panels - p >= 4) {      \
+            FC_RUN_TILE(1, 4, touch);  \
+        }                              \
+        if (panels - p == 3) {         \
+            FC_RUN_TILE(1, 3, touch);  \
+        } else if (panels - p == 2) {  \
+            FC_RUN_TILE(1, 2, touch);  \
+        } else if (panels - p == 1) {  \
+            FC_RUN_TILE(1, 1, touch);  \
+        }                              \
+        break;                         \
+        FC_CASE(2, FC_PANELS_2, touch) \
+        FC_CASE(3, FC_PANELS_2, touch) \
+        FC_CASE(4, FC_PANELS_4, touch) \
+        FC_CASE(5, FC_PANELS_4, touch) \
+        FC_CASE(6, FC_PANELS_4, touch) \
     }
 
 /* The height of the next of the tiles that take `rows` rows: nearly equal ones. Of seven or eight rows two stay for a second tile:
@@ -124,16 +127,12 @@ static inline int FC_NAME(tile_height)(int rows)
 #define FC_TILE__(dtype, R, P) tile_##dtype##_##R##x##P
 #define FC_TILE_(dtype, R, P) FC_TILE__(dtype, R, P)
 #define FC_TILE(R, P) FC_TILE_(FC_DTYPE, R, P)
-#define FC_TILE_BLOCKS(R, P) FC_TILE_(FC_DTYPE, R, P##_blocks)
 #define FC_LOAD__(dtype) p16_load_##dtype
 #define FC_LOAD_(dtype) FC_LOAD__(dtype)
 #define FC_LOAD FC_LOAD_(FC_DTYPE)
 #define FC_GEMM__(dtype) FC_NAME(gemm_##dtype)
 #define FC_GEMM_(dtype) FC_GEMM__(dtype)
 #define FC_GEMM FC_GEMM_(FC_DTYPE)
-#define FC_GEMM_BLOCKS__(dtype) gemm_blocks_##dtype
-#define FC_GEMM_BLOCKS_(dtype) FC_GEMM_BLOCKS__(dtype)
-#define FC_GEMM_BLOCKS FC_GEMM_BLOCKS_(FC_DTYPE)
 #define FC_GEMM_PANELS__(dtype) gemm_panels_##dtype
 #define FC_GEMM_PANELS_(dtype) FC_GEMM_PANELS__(dtype)
 #define FC_GEMM_PANELS FC_GEMM_PANELS_(FC_DTYPE)
