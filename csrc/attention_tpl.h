@@ -54,11 +54,11 @@ static inline void FC_NAME(multiply_parts)(int dtype, const float *x, ptrdiff_t 
         ahead[j] = chain->parts[(i / FC_STREAMS + 1) * FC_STREAMS + j] + i % FC_STREAMS * quarter;
     }
     if (dtype == FC_F32) {
-        gemm_panels_f32(x, ld_x, rows, parts, part_k * k_bytes, k_bytes, panels, part_k, num_k, acc, ld_acc, go_on, touch,
-                        ahead);
+        gemm_panels_f32(x, ld_x, rows, parts, part_k * k_bytes, k_bytes, panels, part_k, num_k, acc, ld_acc, go_on,
+                        touch ? FC_STREAMS : 0, ahead);
     } else {
-        gemm_panels_f16(x, ld_x, rows, parts, part_k * k_bytes, k_bytes, panels, part_k, num_k, acc, ld_acc, go_on, touch,
-                        ahead);
+        gemm_panels_f16(x, ld_x, rows, parts, part_k * k_bytes, k_bytes, panels, part_k, num_k, acc, ld_acc, go_on,
+                        touch ? FC_STREAMS : 0, ahead);
     }
 }
 

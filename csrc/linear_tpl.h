@@ -2,8 +2,8 @@
  * so neither the shape of the tile nor the vector width shows in the result. The accumulators have names because compilers keep
  * an array of them in memory.
  *
- * A tile touches what is read after its weights, a line of 64 bytes for each that it reads, so that it is on its way from memory in
- * time. The lines belong to four streams in turn: memory is read half as fast when one page is fetched after another. */
+ * A tile can touch what is read after its weights, as much as it reads, so that it is on its way from memory in time: in one stream,
+ * or in four by turns where it lies in pieces. Memory gives half as much when small pieces are fetched one after another. */
 
 enum { FC_STREAMS = 4 };
 
@@ -42,20 +42,23 @@ enum { FC_STREAMS = 4 };
     w##p += k_bytes;
 #define FC_TOUCH(p) __builtin_prefetch(ahead0 + (p) * k_bytes);
 
-/* k lies part_k at a time at the addresses in `parts`. go_on: the chains start from acc, not from zero. touch, a constant: of the four
- * streams `ahead`, as much is touched as is read. */
+/* k lies part_k at a time at the addresses in `parts`. go_on: the chains start from acc, not from zero. ahead: the streams to touch,
+ * 0, 1 or FC_STREAMS of them, a constant. */
 #define FC_DEFINE_TILE(R, P)                                                                                           \
     static inline __attribute__((always_inline)) void FC_TILE(R, P)(                                                   \
         const float *restrict x, ptrdiff_t ld_x, const uint8_t *const *parts, ptrdiff_t offset, ptrdiff_t panel_bytes, \
-        ptrdiff_t k_bytes, int part_k, int num_k, float *restrict acc, ptrdiff_t ld_acc, int go_on, const int touch,   \
+        ptrdiff_t k_bytes, int part_k, int num_k, float *restrict acc, ptrdiff_t ld_acc, int go_on, const int streams, \
         const uint8_t *const *ahead)                                                                                   \
     {                                                                                                                  \
         (void)panel_bytes;                                                                                             \
         (void)ld_x;                                                                                                    \
         const uint8_t *ahead0 = 0, *ahead1 = 0, *ahead2 = 0, *ahead3 = 0;                                              \
-        if (touch) {                                                                                                   \
+        if (streams) {                                                                                                 \
+            ahead0 = ahead[0] + offset / streams;                                                                      \
+        }                                                                                                              \
+        if (streams == FC_STREAMS) {                                                                                   \
             ptrdiff_t at = offset / FC_STREAMS;                                                                        \
-            ahead0 = ahead[0] + at, ahead1 = ahead[1] + at, ahead2 = ahead[2] + at, ahead3 = ahead[3] + at;            \
+            ahead1 = ahead[1] + at, ahead2 = ahead[2] + at, ahead3 = ahead[3] + at;                                    \
         }                                                                                                              \
         FC_ROWS_##R(FC_DECLARE_X, 0) FC_GRID_##P(R, FC_DECLARE_ACC) for (ptrdiff_t k = 0; k < num_k; parts++)          \
         {                                                                                                              \
@@ -63,10 +66,10 @@ enum { FC_STREAMS = 4 };
             ptrdiff_t end = k + part_k < num_k ? k + part_k : num_k;                                                   \
             FC_PANELS_UP_TO_##P(FC_DECLARE_W) for (; k < end; k++)                                                     \
             {                                                                                                          \
-                FC_PANELS_UP_TO_##P(FC_LOAD_W) if (touch)                                                              \
+                FC_PANELS_UP_TO_##P(FC_LOAD_W) if (streams)                                                            \
                 {                                                                                                      \
-                    FC_PANELS_UP_TO_##P(FC_TOUCH) const uint8_t *touched = ahead0 + P * k_bytes;                       \
-                    ahead0 = ahead1, ahead1 = ahead2, ahead2 = ahead3, ahead3 = touched;                               \
+                    FC_PANELS_UP_TO_##P(FC_TOUCH) const uint8_t *next = ahead0 + P * k_bytes;                          \
+                    ahead0 = streams == 1 ? next : ahead1, ahead1 = ahead2, ahead2 = ahead3, ahead3 = next;            \
                 }                                                                                                      \
                 FC_ROWS_##R(FC_STEP, P)                                                                                \
             }                                                                                                          \
@@ -74,46 +77,46 @@ enum { FC_STREAMS = 4 };
         FC_GRID_##P(R, FC_WRITE)                                                                                       \
     }
 
-#define FC_RUN_TILE(R, P, touch)                                                                                            \
-    FC_TILE(R, P)(x, ld_x, parts, p * panel_bytes, panel_bytes, k_bytes, part_k, num_k, acc + p * 16, ld_acc, go_on, touch, \
-                  ahead);                                                                                                   \
+#define FC_RUN_TILE(R, P, streams)                                                                                            \
+    FC_TILE(R, P)(x, ld_x, parts, p * panel_bytes, panel_bytes, k_bytes, part_k, num_k, acc + p * 16, ld_acc, go_on, streams, \
+                  ahead);                                                                                                     \
     p += P
 
 /* The panels of R rows: P at a time, then two, then one. */
-#define FC_CASE(R, P, touch)               \
+#define FC_CASE(R, P, streams)             \
     case R:                                \
         while (panels - p >= P) {          \
-            FC_RUN_TILE(R, P, touch);      \
+            FC_RUN_TILE(R, P, streams);    \
         }                                  \
         while (P > 2 && panels - p >= 2) { \
-            FC_RUN_TILE(R, 2, touch);      \
+            FC_RUN_TILE(R, 2, streams);    \
         }                                  \
         while (p < panels) {               \
-            FC_RUN_TILE(R, 1, touch);      \
+            FC_RUN_TILE(R, 1, streams);    \
         }                                  \
         break;
 
 /* All panels of a tile of `height` rows. One row hides the latency of its chains only behind other panels, so its last panels
  * go together. */
-#define FC_RUN_HEIGHT(touch)           \
-    switch (height) {                  \
-    case 1:                            \
-        while (panels - p >= 4) {      \
-            FC_RUN_TILE(1, 4, touch);  \
-        }                              \
-        if (panels - p == 3) {         \
-            FC_RUN_TILE(1, 3, touch);  \
-        } else if (panels - p == 2) {  \
-            FC_RUN_TILE(1, 2, touch);  \
-        } else if (panels - p == 1) {  \
-            FC_RUN_TILE(1, 1, touch);  \
-        }                              \
-        break;                         \
-        FC_CASE(2, FC_PANELS_2, touch) \
-        FC_CASE(3, FC_PANELS_2, touch) \
-        FC_CASE(4, FC_PANELS_4, touch) \
-        FC_CASE(5, FC_PANELS_4, touch) \
-        FC_CASE(6, FC_PANELS_4, touch) \
+#define FC_RUN_HEIGHT(streams)           \
+    switch (height) {                    \
+    case 1:                              \
+        while (panels - p >= 4) {        \
+            FC_RUN_TILE(1, 4, streams);  \
+        }                                \
+        if (panels - p == 3) {           \
+            FC_RUN_TILE(1, 3, streams);  \
+        } else if (panels - p == 2) {    \
+            FC_RUN_TILE(1, 2, streams);  \
+        } else if (panels - p == 1) {    \
+            FC_RUN_TILE(1, 1, streams);  \
+        }                                \
+        break;                           \
+        FC_CASE(2, FC_PANELS_2, streams) \
+        FC_CASE(3, FC_PANELS_2, streams) \
+        FC_CASE(4, FC_PANELS_4, streams) \
+        FC_CASE(5, FC_PANELS_4, streams) \
+        FC_CASE(6, FC_PANELS_4, streams) \
     }
 
 /* The height of the next of the tiles that take `rows` rows: nearly equal ones. Of seven or eight rows two stay for a second tile:
