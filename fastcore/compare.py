@@ -34,7 +34,8 @@ def compare_scoring(
     without a sensitivity head), and same_token_ids, whether the classifier's own tokenizer gives the served ids. Raises
     ServerError for a server that does not answer, or answers something else.
     """
-    served = _ask(f"{scoring_url.rstrip('/')}/v1/scoring", {"model": model, "sequences": [text]}, api_key, timeout)
+    scoring_url = scoring_url.rstrip("/").removesuffix("/v1/scoring")
+    served = _ask(f"{scoring_url}/v1/scoring", {"model": model, "sequences": [text]}, api_key, timeout)
     token_ids, served_logits, served_sensitivity = _first_sequence(served, scoring_url)
     logits, sensitivity = classifier.logits(token_ids)
     if not token_ids:
@@ -75,7 +76,7 @@ def _ask(url: str, question: dict[str, Any], api_key: str | None, timeout: float
         with urllib.request.urlopen(request, timeout=timeout) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
-        said = error.read(1000).decode(errors="replace")
+        said = " ".join(error.read(1000).decode(errors="replace").split())[:200]
         raise ServerError(f"{url} answers {error.code} {error.reason}: {said}") from None
     except (OSError, http.client.HTTPException) as error:
         raise ServerError(f"{url} does not answer: {getattr(error, 'reason', None) or error}") from None

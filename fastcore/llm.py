@@ -238,7 +238,8 @@ class LLM:
 
     def _batch(self, prompts: Any) -> tuple[list[list[int]], bool]:
         """Token ids of each prompt of a list; or of a single prompt, and True."""
-        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer)):
+        one = isinstance(prompts, str) or not _is_list(prompts)
+        if one or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer)):
             return [self._prompt_ids(prompts)], True
         return [self._prompt_ids(prompt) for prompt in prompts], False
 
@@ -378,7 +379,13 @@ def _with_options(
     return (params or SamplingParams()).replace(**{name: value for name, value in given.items() if value is not None})
 
 
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence | np.ndarray)
+
+
 def _token_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
+    if not _is_list(ids):
+        raise TypeError(f"a prompt is a string or a list of token ids, not {type(ids).__name__}")
     result = []
     for token_id in ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int | np.integer):

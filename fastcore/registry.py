@@ -136,6 +136,8 @@ def _pull_named(model: NamedModel, progress: bool) -> Path:
                 shutil.rmtree(folder)
             os.replace(made, folder)
             shutil.rmtree(workspace, ignore_errors=True)
+            if progress and tried:
+                print(f"{model.name} is from the {source}, because of the {'; '.join(tried)}", file=sys.stderr)
             return folder
     reasons = "\n".join(f"  - {reason}" for reason in tried)
     raise ModelNotFoundError(

@@ -61,9 +61,10 @@ def answer_of(classifier: TokenClassifier, text: str = TEXT) -> dict[str, Any]:
     }
 
 
-def test_the_same_numbers(classifier: TokenClassifier) -> None:
+@pytest.mark.parametrize("path", ["", "/", "/v1/scoring", "/v1/scoring/"])
+def test_the_same_numbers(classifier: TokenClassifier, path: str) -> None:
     with answering(answer_of(classifier)) as (url, asked):
-        result = compare_scoring(classifier, TEXT, f"{url}/", api_key="k")
+        result = compare_scoring(classifier, TEXT, f"{url}{path}", api_key="k")
     assert asked == [("/v1/scoring", "Bearer k", {"model": "pii-masking-latest", "sequences": [TEXT]})]
     tokens = len(classifier.tokenizer.encode(TEXT))
     sensitivity = round(classifier(TEXT).sensitivity_logit, 5)
@@ -119,7 +120,8 @@ def test_no_tokens_and_no_sensitivity(classifier: TokenClassifier) -> None:
 @pytest.mark.parametrize(
     ("answer", "status", "message"),
     [
-        (b"down for lunch", 503, "answers 503 Service Unavailable: down for lunch"),
+        (b"down\n for lunch", 503, "answers 503 Service Unavailable: down for lunch"),
+        (b"<p>" * 300, 500, r"Internal Server Error: (<p>){66}<p$"),
         (b"<html>", 200, "something other than JSON"),
         ({"data": []}, 200, r"KeyError: 'token_ids'"),
         ({"token_ids": [[3]], "pruning_scores": [[[1.0]]], "ranking_scores": [[0.0]]}, 200, r"\[1, 1\]; .* \[1, 37\]"),

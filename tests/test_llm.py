@@ -188,7 +188,7 @@ def test_empty_prompts(tiny_folder, tmp_path: Path) -> None:
     assert llm.generate([]) == []
     for prompt in ([[]], [[1], []]):
         with pytest.raises(ValueError, match="no tokens"):
-            llm.generate(prompt)
+            llm.generate(prompt)  # type: ignore[arg-type]
     assert [one.usage.prompt_tokens for one in llm.generate(["", "a"], max_tokens=1)] == [1, 1]
     without = LLM(tiny_checkpoint(tmp_path / "m", "qwen2", bos_token_id=None))
     with pytest.raises(ValueError, match="the prompt is empty"):
@@ -222,6 +222,12 @@ def test_ids_beyond_the_tokenizer_but_inside_the_head(tmp_path: Path) -> None:
             llm.generate([[token_id]])
         with pytest.raises(ValueError, match=f"token id {token_id} is outside"):
             llm.logits([1, token_id])
+
+
+@pytest.mark.parametrize("prompt", [None, 5, 1.5, {5: 6}, [None], [["a"]]])
+def test_what_is_no_prompt_is_a_type_error(llm: LLM, prompt: object) -> None:
+    with pytest.raises(TypeError, match="a prompt is a string or a list of token ids"):
+        llm.generate(prompt)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("call", ["generate", "stream", "chat", "stream_chat"])

@@ -419,7 +419,7 @@ def test_the_hub_comes_before_the_wheel(home, package, hub, monkeypatch):
 
 
 @pytest.mark.parametrize("failure", ["slow", "unreachable", "offline", "breaks"])
-def test_a_hub_that_cannot_serve_is_passed_over(home, package, hub, monkeypatch, failure):
+def test_a_hub_that_cannot_serve_is_passed_over(home, package, hub, monkeypatch, capsys, failure):
     name_model(monkeypatch, hub.source(), package.source)
     if failure == "slow":
         hub.seconds = 30
@@ -430,8 +430,9 @@ def test_a_hub_that_cannot_serve_is_passed_over(home, package, hub, monkeypatch,
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     else:
         monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **k: (_ for _ in ()).throw(OSError("cut")))
-    check_folder(pull("tiny"), package)
+    check_folder(pull("tiny", progress=True), package)
     assert package.calls == 1
+    assert f"tiny is from the {package.source}, because of the hub repository owner/name: " in capsys.readouterr().err
 
 
 def test_the_reasons_of_all_sources_are_listed(home, package, hub, monkeypatch):
