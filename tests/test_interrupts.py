@@ -11,6 +11,7 @@ from tiny import tiny_checkpoint
 HEAD = """
 import random, signal, threading, time
 from fastcore import LLM, SamplingParams, TokenClassifier
+from fastcore._kernels import BLOCK_TOKENS
 
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 """
@@ -103,7 +104,7 @@ llm = LLM({str(tiny_folder(family))!r}, num_threads=1)
 def call(i):
     return [each.token_ids for each in llm.generate([[5, 6, 7 + i], [9] * 40], max_tokens=6)]
 {STORM}
-assert llm.pool.free_positions == llm.pool.num_blocks * 32
+assert llm.pool.free_positions == llm.pool.num_blocks * BLOCK_TOKENS
 print("the same")
 """
     assert output(script) == "the same\n"
