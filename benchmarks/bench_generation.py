@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastcore.bench import PATIENCE_SECONDS, Engine, Fastcore, Turns, Workload
+from fastcore.bench.workload import PATIENCE_SECONDS, Engine, Fastcore, Turns, Workload
 from fastcore.errors import UnsupportedModelError
 from fastcore.models import Model
 

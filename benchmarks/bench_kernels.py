@@ -10,8 +10,8 @@ from steps import normal, packed, rounded, run_rows
 
 from fastcore import _kernels
 from fastcore._kernels import BLOCK_TOKENS, KVBlocks
-from fastcore.bench import Limits
-from fastcore.program import Heads, Recorder
+from fastcore.bench.workload import Limits
+from fastcore.model.recorder import Heads, Recorder
 
 IN_FEATURES, OUT_FEATURES = 896, 9728  # gate and up of Qwen2.5-0.5B
 WEIGHT_BYTES = 1 << 28  # in several maps: more than the caches hold

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from fastcore._kernels import active_isa
-from fastcore.bench import Limits, read_buffer
-from fastcore.config import ModelConfig, load_config
+from fastcore.bench.peers import PEERS, TorchClassifier
+from fastcore.bench.workload import Limits, read_buffer
 from fastcore.errors import Error, MissingPackageError, UnsupportedModelError
 from fastcore.machine import machine_facts
+from fastcore.model.config import ModelConfig, load_config
 from fastcore.models import Model, load_model
-from fastcore.peers import PEERS, TorchClassifier
-from fastcore.registry import resolve
+from fastcore.sources.registry import resolve
 from fastcore.threads import resolve_num_threads
 
 Open = Callable[[Path, int], Any]

@@ -22,9 +22,9 @@ if not any(os.path.exists(f"{__path__[0]}/_kernels{suffix}") for suffix in EXTEN
 _HOMES = {
     "LLM": "llm",
     "Completion": "llm",
-    "SamplingParams": "sampling",
+    "SamplingParams": "engine.sampling",
     "TokenClassifier": "classify",
-    "from_transformers": "hf",
+    "from_transformers": "live",
     "CacheFullError": "errors",
     "ChatTemplateError": "errors",
     "CheckpointError": "errors",

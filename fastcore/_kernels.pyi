@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcore.memory import Arena
+from fastcore.huge_pages import Arena
 
 BLOCK_TOKENS: int
 SEGMENT_TOKENS: int

@@ -8,7 +8,7 @@ import numpy as np
 
 from fastcore.errors import CacheFullError, NonFiniteError
 from fastcore.locks import Lock
-from fastcore.memory import Arena, zeros
+from fastcore.huge_pages import Arena, zeros
 
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals

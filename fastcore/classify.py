@@ -19,12 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcore._kernels import BLOCK_TOKENS, viterbi
+from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
 from fastcore.errors import ContextLengthError, NonFiniteError, UnsupportedModelError
 from fastcore.locks import Lock
-from fastcore.masking import MaskedText, MaskingRules, Operator
+from fastcore.model.weights import Weights
 from fastcore.models import Model, record_model
 from fastcore.models.pii_masking import decoding
-from fastcore.spans import (
+from fastcore.pii.masking import MaskedText, MaskingRules, Operator
+from fastcore.pii.spans import (
     Entity,
     Span,
     Window,
@@ -35,13 +37,10 @@ from fastcore.spans import (
     utf8_offsets,
     utf16_offsets,
 )
-from fastcore.state import Piece, StatePool, run_step
-from fastcore.state import Sequence as StateSequence
 from fastcore.threads import resolve_num_threads
-from fastcore.weights import Weights
 
 if TYPE_CHECKING:
-    from fastcore.tokenizer import Tokenizer
+    from fastcore.text.tokenizer import Tokenizer
 
 __all__ = ["Classification", "TokenClassifier", "TokenScores"]
 
@@ -214,7 +213,7 @@ class _StepQueue:
 
     def _scores(self, windows: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
         """Scores f32 [window tokens, score columns] of token ids, as one step."""
-        sequences = [StateSequence(self._pool) for _ in windows]
+        sequences = [SequenceState(self._pool) for _ in windows]
         pieces = [Piece(seq, ids, range(len(ids))) for seq, ids in zip(sequences, windows, strict=True)]
         output = np.empty((sum(map(len, windows)), self._model.program.output_width), np.float32)
         try:
@@ -259,9 +258,9 @@ class TokenClassifier:
         overlap: int | None = None,
         operating_point: str | tuple[float, float] | None = None,
     ) -> None:
-        from fastcore.checkpoint import open_checkpoint
-        from fastcore.config import load_config
-        from fastcore.registry import resolve
+        from fastcore.checkpoints.folder import open_checkpoint
+        from fastcore.model.config import load_config
+        from fastcore.sources.registry import resolve
 
         if long_text not in LONG_TEXT:
             raise ValueError(f"long_text is {long_text!r}; expected one of {', '.join(LONG_TEXT)}")
@@ -287,7 +286,7 @@ class TokenClassifier:
     @cached_property
     def tokenizer(self) -> "Tokenizer":
         """Read when the first text comes: token ids alone need none."""
-        from fastcore.tokenizer import Tokenizer
+        from fastcore.text.tokenizer import Tokenizer
 
         return Tokenizer.open(self._path)
 

@@ -1,4 +1,4 @@
-"""The Python API: a language model loaded for generation, logits and scoring."""
+"""The Python API: a language model loaded for generation, logits and loglikelihood."""
 
 import os
 from collections.abc import Generator, Mapping, Sequence
@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcore import chat_template, scoring
+from fastcore.engine import loglikelihood as loglikelihoods
+from fastcore.engine.completion import Chunk, Completion, TextStream, completion, token_logprobs
+from fastcore.engine.sampling import Sampler, SamplingParams
+from fastcore.engine.scheduler import Request, Scheduler
+from fastcore.engine.state import StatePool
 from fastcore.errors import ContextLengthError, UnsupportedModelError
-from fastcore.generate import Chunk, Completion, TextStream, completion, token_logprobs
 from fastcore.models import Model, load_model
-from fastcore.sampling import Sampler, SamplingParams
-from fastcore.scheduler import Request, Scheduler
-from fastcore.state import StatePool
+from fastcore.text import chat_template
 from fastcore.threads import resolve_num_threads
 
 if TYPE_CHECKING:
-    from fastcore.tokenizer import Tokenizer
+    from fastcore.text.tokenizer import Tokenizer
 
 __all__ = ["LLM", "Completion"]
 
@@ -52,8 +53,8 @@ class LLM:
         kv_cache_bytes: int | None = None,
         kv_dtype: str = "f32",
     ) -> None:
-        from fastcore.registry import resolve
-        from fastcore.tokenizer import Tokenizer
+        from fastcore.sources.registry import resolve
+        from fastcore.text.tokenizer import Tokenizer
 
         threads = resolve_num_threads(num_threads)
         path = resolve(model)
@@ -264,7 +265,7 @@ class LLM:
         The sequences of a list may differ in length; they share steps, and each gets the logits it would get alone.
         """
         batch, is_single = self._batch(token_ids)
-        results = scoring.logits(self, batch)
+        results = loglikelihoods.logits(self, batch)
         return results[0] if is_single else results
 
     # ---------------------------------------------------------------- scoring
@@ -282,8 +283,8 @@ class LLM:
         list, computed as one batch. Raises ContextLengthError where both do not fit the context.
         """
         if continuation is not None:
-            return scoring.loglikelihoods(self, [self._pair(context, continuation)])[0]
-        return scoring.loglikelihoods(self, [self._pair(*pair) for pair in context])
+            return loglikelihoods.loglikelihoods(self, [self._pair(context, continuation)])[0]
+        return loglikelihoods.loglikelihoods(self, [self._pair(*pair) for pair in context])
 
     @property
     def start_token_id(self) -> int | None:
@@ -293,7 +294,7 @@ class LLM:
 
     def _pair(self, context: Prompt, continuation: Prompt) -> tuple[Sequence[int], Sequence[int]]:
         if isinstance(context, str) and isinstance(continuation, str):
-            return scoring.encode_pair(self.tokenizer, context, continuation, self.start_token_id)
+            return loglikelihoods.encode_pair(self.tokenizer, context, continuation, self.start_token_id)
         if isinstance(context, str) or isinstance(continuation, str):
             raise TypeError("context and continuation are both text, or both lists of token ids")
         vocab = self.config.vocab_size
@@ -310,7 +311,7 @@ class LLM:
         """
         window = self.max_seq_len if window is None else window
         stride = window if stride is None else stride
-        return scoring.perplexity(self, self._prompt_ids(text), window, stride, progress)
+        return loglikelihoods.perplexity(self, self._prompt_ids(text), window, stride, progress)
 
     def embed(
         self, texts: Prompt | Sequence[Prompt], *, pooling: str = "mean", normalize: bool = True
@@ -321,7 +322,7 @@ class LLM:
         position). normalize: to length 1.
         """
         batch, is_single = self._batch(texts)
-        vectors = scoring.embed(self, batch, pooling, normalize)
+        vectors = loglikelihoods.embed(self, batch, pooling, normalize)
         return vectors[0] if is_single else vectors
 
 

@@ -11,10 +11,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fastcore import scoring
+from fastcore.engine import loglikelihood
+from fastcore.engine.sampling import SamplingParams
 from fastcore.errors import MissingPackageError
 from fastcore.llm import LLM
-from fastcore.sampling import SamplingParams
 
 try:
     from lm_eval.api.model import LM
@@ -66,12 +66,14 @@ class FastcoreLM(LM):  # type: ignore[misc, unused-ignore]
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Each request's args are (context, continuation). What exceeds the context is cut off on the left."""
         pairs = [
-            scoring.encode_pair(self.llm.tokenizer, context, continuation, self._start_id, self._adds_special(context))
+            loglikelihood.encode_pair(
+                self.llm.tokenizer, context, continuation, self._start_id, self._adds_special(context)
+            )
             for context, continuation in (request.args for request in requests)
         ]
         results: list[tuple[float, bool]] = []
         for batch in self._batches(pairs, disable_tqdm):
-            results += scoring.loglikelihoods(self.llm, [self._cut(pair) for pair in batch])
+            results += loglikelihood.loglikelihoods(self.llm, [self._cut(pair) for pair in batch])
         self._cache("loglikelihood", requests, results)
         return results
 
@@ -88,7 +90,7 @@ class FastcoreLM(LM):  # type: ignore[misc, unused-ignore]
         scores = (
             score
             for batch in self._batches(windows, disable_tqdm)
-            for score, _ in scoring.loglikelihoods(self.llm, batch)
+            for score, _ in loglikelihood.loglikelihoods(self.llm, batch)
         )
         for i, score in zip(owners, scores, strict=True):
             results[i] += score

@@ -6,7 +6,7 @@ import numpy as np
 from tiny import from_bf16, store
 
 from fastcore._kernels import BLOCK_TOKENS, KVBlocks, PackedLinear
-from fastcore.program import Recorder
+from fastcore.model.recorder import Recorder
 
 DTYPES = ("f32", "bf16", "f16")
 NO_TABLE = np.zeros((0, 0), np.float32)

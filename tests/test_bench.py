@@ -10,16 +10,25 @@ import pytest
 from numpy.typing import NDArray
 
 from fastcore._kernels import BLOCK_TOKENS, PackedLinear
-from fastcore.bench import Fastcore, Limits, OpProfile, Workload, measure, profile, standard_workloads, time_in_turns
-from fastcore.checkpoint import open_checkpoint
+from fastcore.bench.peers import PEERS, LlamaCpp, Torch, write_gguf
+from fastcore.bench.workload import (
+    Fastcore,
+    Limits,
+    OpProfile,
+    Workload,
+    measure,
+    profile,
+    standard_workloads,
+    time_in_turns,
+)
+from fastcore.checkpoints.folder import open_checkpoint
+from fastcore.checkpoints.gguf import GgufFile
 from fastcore.cli import main
-from fastcore.config import parse_config
+from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
 from fastcore.errors import ContextLengthError, MissingPackageError, NonFiniteError, UnsupportedModelError
-from fastcore.gguf import GgufFile
+from fastcore.model.config import parse_config
+from fastcore.model.rope import inv_freq
 from fastcore.models import Model, load_model
-from fastcore.peers import PEERS, LlamaCpp, Torch, write_gguf
-from fastcore.rope import inv_freq
-from fastcore.state import Piece, Sequence, StatePool, run_step
 
 LAYER = [(80, 40), (40, 40), (160, 40), (40, 72)]  # q | k | v, o, gate | up in whole panels, down
 HEAD = (320, 40)
@@ -82,7 +91,7 @@ def test_fastcore_continues_every_sequence_and_rewinds(model_type: str, tiny_fol
     expected = np.empty((3, 320), np.float32)
     pool = StatePool(model, 1 << 24)
     for row, out in zip(tokens, expected, strict=True):
-        with Sequence(pool) as sequence:
+        with SequenceState(pool) as sequence:
             run_step(model, [Piece(sequence, row, [39])], logits=out[None])
     engine = Fastcore(model, 1)
     engine.start(3, 40)
@@ -326,7 +335,7 @@ def test_plot_needs_matplotlib(
 
 def test_plot(folder: Path, model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib comes with the extra `plot`")
-    from fastcore.roofline import draw
+    from fastcore.bench.roofline import draw
 
     result = measure(model, 1, standard_workloads(16, 4), repeats=1, peers=[("echo", lambda: Echo(model))])
     file = tmp_path / "roofline.svg"

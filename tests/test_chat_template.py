@@ -11,9 +11,9 @@ import pytest
 import tokenizers
 from tokenizers import models
 
-from fastcore.chat_template import ChatTemplate, split_reasoning
 from fastcore.errors import ChatTemplateError, Error
-from fastcore.tokenizer import Tokenizer
+from fastcore.text.chat_template import ChatTemplate, split_reasoning
+from fastcore.text.tokenizer import Tokenizer
 
 TEMPLATES = Path(__file__).parent / "data" / "templates"
 FAMILIES = ("qwen2.5", "qwen3", "llama-3.2", "smollm2", "falcon-h1-like")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tiny import from_bf16, to_bf16, write_safetensors
 
-from fastcore.checkpoint import Checkpoint, Tensor, open_checkpoint
+from fastcore.checkpoints.folder import Checkpoint, Tensor, open_checkpoint
 from fastcore.errors import (
     CheckpointError,
     Error,
@@ -307,7 +307,7 @@ def test_hostile_headers_allocate_nothing(tmp_path: Path) -> None:
             paths[-1].write_bytes(HOSTILE[fault][0])
     code = """
 import resource, sys
-from fastcore.checkpoint import open_checkpoint
+from fastcore.checkpoints.folder import open_checkpoint
 from fastcore.errors import CheckpointError
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 before = peak()

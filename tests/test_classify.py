@@ -15,7 +15,7 @@ from tiny import write_tokenizer
 
 from fastcore import ContextLengthError, TokenClassifier
 from fastcore.classify import STEP_ROWS, STEP_WINDOWS, TokenScores
-from fastcore.masking import unmask
+from fastcore.pii.masking import unmask
 
 PERSON, PHONE = "private_person", "private_phone"
 

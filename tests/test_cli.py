@@ -17,10 +17,10 @@ from tiny import tiny_checkpoint
 import fastcore
 from fastcore import LLM, SamplingParams
 from fastcore._kernels import BLOCK_TOKENS, active_isa, available_isas
-from fastcore.checkpoint import open_checkpoint
+from fastcore.checkpoints.folder import open_checkpoint
 from fastcore.cli import COMMANDS, main
+from fastcore.engine.state import StatePool
 from fastcore.models import load_model
-from fastcore.state import StatePool
 from fastcore.threads import default_num_threads
 
 PROMPT = "the quick brown fox"

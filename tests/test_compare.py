@@ -13,8 +13,8 @@ import pytest
 
 from fastcore import TokenClassifier
 from fastcore.cli import main
-from fastcore.compare import compare_scoring
 from fastcore.errors import ServerError
+from fastcore.pii.scoring_client import compare_scoring
 
 TEXT = "my name is Alice"
 

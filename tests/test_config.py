@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tiny import MODEL_TYPES, tiny_checkpoint
 
-from fastcore.config import PII_LABELS, ModelConfig, RopeConfig, load_config, parse_config
 from fastcore.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from fastcore.model.config import PII_LABELS, ModelConfig, RopeConfig, load_config, parse_config
 
 SIZES: dict[str, Any] = {
     "vocab_size": 100,

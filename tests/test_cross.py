@@ -210,7 +210,7 @@ import sys
 import numpy as np
 from fastcore import _kernels
 from fastcore.models import load_model
-from fastcore.state import Piece, Sequence, StatePool, run_step
+from fastcore.engine.state import Piece, Sequence, StatePool, run_step
 
 model = load_model(__import__("pathlib").Path(sys.argv[1]))
 token_ids = [int(i) for i in sys.argv[3].split(",")]

@@ -14,17 +14,16 @@ from oracle.checkpoint import Weights as OracleWeights
 from tiny import TOKENIZER_SIZE, from_bf16, make_prompt, tiny_checkpoint
 
 from fastcore import _kernels
-from fastcore.checkpoint import open_checkpoint
-from fastcore.config import FalconMultipliers, load_config
+from fastcore.checkpoints.fh1w import export_fh1w
+from fastcore.checkpoints.folder import open_checkpoint
+from fastcore.engine.sampling import Sampler, SamplingParams
+from fastcore.engine.scheduler import Request, Scheduler
+from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
 from fastcore.errors import CacheFullError, CheckpointError, UnsupportedModelError
-from fastcore.fh1w import export_fh1w
+from fastcore.model.config import FalconMultipliers, load_config
+from fastcore.model.recorder import Recorder
+from fastcore.model.weights import Weights
 from fastcore.models import Model, load_model, record_model
-from fastcore.program import Recorder
-from fastcore.sampling import Sampler, SamplingParams
-from fastcore.scheduler import Request, Scheduler
-from fastcore.state import Piece, StatePool, run_step
-from fastcore.state import Sequence as State
-from fastcore.weights import Weights
 
 GOLDENS = ("falcon-h1", "falcon-h1-groups-norm", "falcon-h1-biases")
 
@@ -33,7 +32,7 @@ def new_pool(model: Model, max_bytes: int = 1 << 24) -> StatePool:
     return StatePool(model, max_bytes)
 
 
-def step(model: Model, pieces: Iterable[tuple[State, Sequence[int]]], num_threads: int = 1) -> list[np.ndarray]:
+def step(model: Model, pieces: Iterable[tuple[SequenceState, Sequence[int]]], num_threads: int = 1) -> list[np.ndarray]:
     """One step; the logits [tokens, vocab_size] of each sequence."""
     taken = [Piece(state, token_ids, range(len(token_ids))) for state, token_ids in pieces]
     counts = [len(piece.token_ids) for piece in taken]
@@ -43,7 +42,7 @@ def step(model: Model, pieces: Iterable[tuple[State, Sequence[int]]], num_thread
 
 
 def run(
-    state: State, model: Model, token_ids: Sequence[int], chunks: Sequence[int] = (), num_threads: int = 1
+    state: SequenceState, model: Model, token_ids: Sequence[int], chunks: Sequence[int] = (), num_threads: int = 1
 ) -> np.ndarray:
     """Logits of the tokens, fed to the sequence in chunks, by default at once."""
     ends = np.cumsum(chunks or [len(token_ids)]).tolist()
@@ -52,11 +51,11 @@ def run(
 
 
 def logits_of(model: Model, token_ids: Sequence[int], chunks: Sequence[int] = (), num_threads: int = 1) -> np.ndarray:
-    with State(new_pool(model)) as state:
+    with SequenceState(new_pool(model)) as state:
         return run(state, model, token_ids, chunks, num_threads)
 
 
-def greedy(state: State, model: Model, logits: np.ndarray, n: int) -> list[int]:
+def greedy(state: SequenceState, model: Model, logits: np.ndarray, n: int) -> list[int]:
     """The next n tokens of a sequence whose last logits these are."""
     token_ids: list[int] = []
     while True:
@@ -81,7 +80,7 @@ def test_logits_and_greedy_tokens_equal_the_golden(isa: str, data_folder: Path, 
         np.load(data_folder / name / "logits.npy"),
     )
     model = load_model(data_folder / name)
-    with State(new_pool(model)) as state:
+    with SequenceState(new_pool(model)) as state:
         logits = run(state, model, case["input_ids"])
         assert_logits_close(logits, expected)
         assert case["smallest_top2_margin"] > tolerances.GREEDY_MIN_GAP
@@ -129,7 +128,7 @@ def test_any_split_threads_and_instruction_set_give_the_same_bits(tiny_folder: C
             _kernels.use_isa(isa)
             for chunks in ([37], [1] * 37, [5, 32], [20, 17], [1, 36]):
                 for num_threads in (1, 2, 3):
-                    with State(new_pool(model)) as state:
+                    with SequenceState(new_pool(model)) as state:
                         results.append(run(state, model, token_ids, chunks, num_threads))
                         continuations.append(greedy(state, model, results[-1], 5))
     finally:
@@ -145,7 +144,7 @@ def test_a_batch_equals_its_sequences_alone(isa: str, tiny_folder: Callable[...,
     prompts = [make_prompt(n, seed=n) for n in (3, 7, 20, 33)]
     alone = [logits_of(model, [*prompt, *prompt[:3]]) for prompt in prompts]
     pool = new_pool(model)
-    states = [State(pool) for _ in prompts]
+    states = [SequenceState(pool) for _ in prompts]
     parts: list[list[np.ndarray]] = [[] for _ in prompts]
     for turn in range(60):  # uneven steps: some decode while others are in their prompt, some sit out
         pieces = {}
@@ -167,7 +166,7 @@ def test_dirty_blocks_of_earlier_sequences_do_not_show(isa: str, tiny_folder: Ca
     pool = new_pool(model)
     pool.kv.memory.view(np.float32)[:] = np.nan
     for _ in range(2):
-        with State(pool) as state:
+        with SequenceState(pool) as state:
             assert np.array_equal(run(state, model, token_ids, [2, 18]), expected)
 
 
@@ -323,7 +322,7 @@ def test_decay_rates_are_computed_beyond_the_precision_of_the_checkpoint(
     assert len(rates) == 2
 
 
-def ssm_states(model: Model, state: State) -> list[np.ndarray]:
+def ssm_states(model: Model, state: SequenceState) -> list[np.ndarray]:
     """The scan's state [heads, head_dim, d_state] of each layer: after each layer's convolution inputs, in tiles."""
     mamba = model.config.mamba
     assert mamba is not None
@@ -352,7 +351,7 @@ def test_state_of_512_decode_steps_does_not_drift(
 
     monkeypatch.setattr(ops, "selective_scan", selective_scan)
     falcon_h1.logits(folder, token_ids)
-    with State(new_pool(model)) as state:
+    with SequenceState(new_pool(model)) as state:
         run(state, model, token_ids, [1] * 512)
         for found, exact in zip(ssm_states(model, state), expected, strict=True):
             assert np.abs(found - exact).max() <= tolerances.STATE_DRIFT * np.abs(exact).max()
@@ -377,7 +376,7 @@ def test_state_and_blocks_share_the_cap(tiny_folder: Callable[..., Path]) -> Non
     pool = StatePool(model, (3 * size + 5) * probe.block_bytes)
     assert pool.kv.memory.nbytes == (3 * size + 5) * probe.block_bytes
     assert pool.max_positions == (2 * size + 5) * _kernels.BLOCK_TOKENS
-    first, second, third, fourth = (State(pool) for _ in range(4))
+    first, second, third, fourth = (SequenceState(pool) for _ in range(4))
     first.reserve(33)
     second.reserve(64)
     third.reserve(32)
@@ -392,7 +391,7 @@ def test_state_and_blocks_share_the_cap(tiny_folder: Callable[..., Path]) -> Non
     assert sorted(owned_blocks(first, third, fourth)) == list(range(pool.num_blocks))
 
 
-def owned_blocks(*states: State) -> list[int]:
+def owned_blocks(*states: SequenceState) -> list[int]:
     owned = []
     for state in states:
         owned += state.blocks
@@ -405,7 +404,7 @@ def test_no_block_has_two_owners(tiny_folder: Callable[..., Path]) -> None:
     model = load_model(tiny_folder("falcon_h1", **WIDE_STATE))
     size, block = StatePool(model, 0).state_blocks, StatePool(model, 0).block_bytes
     pool = StatePool(model, (5 * size + 9) * block)
-    rng, states, refusals = np.random.default_rng(0), [State(pool) for _ in range(8)], 0
+    rng, states, refusals = np.random.default_rng(0), [SequenceState(pool) for _ in range(8)], 0
     for _ in range(400):
         state = states[rng.integers(len(states))]
         if rng.random() < 0.3:
@@ -432,7 +431,7 @@ def test_a_restored_snapshot_continues_as_the_first_time(tiny_folder: Callable[.
     prompt, first, second = make_prompt(length), make_prompt(40, seed=1), make_prompt(9, seed=2)
     expected = [logits_of(model, [*prompt, *more])[length:] for more in (first, second)]
     pool = new_pool(model)
-    with State(pool) as state, State(pool) as other:
+    with SequenceState(pool) as state, SequenceState(pool) as other:
         run(state, model, prompt)
         with state.snapshot() as snapshot:
             assert np.array_equal(run(state, model, first), expected[0])
@@ -447,7 +446,7 @@ def test_a_restored_snapshot_continues_as_the_first_time(tiny_folder: Callable[.
 
 def test_a_snapshot_of_nothing_and_of_another_pool(tiny_folder: Callable[..., Path]) -> None:
     model, token_ids = load_model(tiny_folder("falcon_h1")), make_prompt(9)
-    with State(new_pool(model)) as state, State(new_pool(model)) as stranger:
+    with SequenceState(new_pool(model)) as state, SequenceState(new_pool(model)) as stranger:
         with state.snapshot() as empty:
             run(state, model, token_ids)
             state.restore(empty)
@@ -482,7 +481,7 @@ def test_an_interrupted_step_leaves_the_sequence_empty(tiny_folder: Callable[...
     model, token_ids = load_model(tiny_folder("falcon_h1")), make_prompt(20)
     expected = logits_of(model, token_ids)
     stopping = Model(model.config, Interrupted(model), model.weight_bytes)  # type: ignore[arg-type]
-    with State(new_pool(model)) as state:
+    with SequenceState(new_pool(model)) as state:
         run(state, model, token_ids[:12])
         with state.snapshot() as snapshot:
             with pytest.raises(KeyboardInterrupt):
@@ -538,7 +537,7 @@ def test_requests_of_others_outlive_an_interrupted_step(
 def test_a_step_of_a_model_without_recurrent_state_can_be_repeated(tiny_folder: Callable[..., Path]) -> None:
     model, token_ids = load_model(tiny_folder("llama")), make_prompt(20)
     stopping = Model(model.config, Interrupted(model), model.weight_bytes)  # type: ignore[arg-type]
-    with State(new_pool(model)) as state:
+    with SequenceState(new_pool(model)) as state:
         first = run(state, model, token_ids[:12])
         with pytest.raises(KeyboardInterrupt):
             step(stopping, [(state, token_ids[12:])])

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tiny import from_bf16, tiny_checkpoint, to_bf16
 
-from fastcore.checkpoint import Tensor, open_checkpoint
-from fastcore.config import ModelConfig, load_config
+from fastcore.checkpoints.fh1w import MAX_TENSORS, write_fh1w
+from fastcore.checkpoints.folder import Tensor, open_checkpoint
 from fastcore.errors import CheckpointError, UnsupportedModelError
-from fastcore.fh1w import MAX_TENSORS, write_fh1w
+from fastcore.model.config import ModelConfig, load_config
 
 
 def tensor(name: bytes, dims: tuple[int, ...], values: bytes | None = None, rank: int | None = None) -> bytes:

@@ -13,9 +13,9 @@ from tiny import from_bf16, make_prompt, tiny_checkpoint, to_bf16
 from tokenizers import pre_tokenizers
 
 from fastcore import LLM
+from fastcore.checkpoints.gguf import GgufFile, write_folder
 from fastcore.errors import CheckpointError, UnsupportedModelError
-from fastcore.gguf import GgufFile, write_folder
-from fastcore.tokenizer import Tokenizer
+from fastcore.text.tokenizer import Tokenizer
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 IGNORED = {"use_sliding_window", "sliding_window", "max_window_layers", "torch_dtype"}
@@ -100,7 +100,7 @@ def test_written_folder_is_the_files_values_rounded_to_bf16(tmp_path):
     file = GgufFile(write_gguf(tmp_path / "m.gguf", folder, quantize="Q8_0"))
     written = []
     write_folder(file, tmp_path / "out", written.append)
-    from fastcore.checkpoint import open_checkpoint
+    from fastcore.checkpoints.folder import open_checkpoint
 
     with open_checkpoint(tmp_path / "out") as checkpoint:
         assert list(checkpoint) == sorted(file)
@@ -120,7 +120,7 @@ def test_written_folder_is_the_files_values_rounded_to_bf16(tmp_path):
 
 
 def test_bf16_rounding_ties_and_specials():
-    from fastcore.gguf import _bf16_bits
+    from fastcore.checkpoints.gguf import _bf16_bits
 
     bits = [0x3F80_8000, 0x3F81_8000, 0x3F80_8001, 0x3F80_7FFF, 0x7F7F_FFFF, 0x8000_0000, 0x0000_0001, 0x0000_8001]
     rounded = [0x3F80, 0x3F82, 0x3F81, 0x3F80, 0x7F80, 0x8000, 0x0000, 0x0001]
@@ -340,7 +340,7 @@ def test_sentencepiece_vocabulary(tmp_path):
     writer.add_eos_token_id(3)
     fields = {key: value.value for key, value in writer.kv_data[0].items()}
 
-    from fastcore.gguf_tokenizer import build_tokenizer
+    from fastcore.checkpoints.gguf_tokenizer import build_tokenizer
 
     backend = build_tokenizer(lambda key, default=None: fields.get(f"tokenizer.ggml.{key}", default), "m.gguf")
     tokenizer = Tokenizer(backend)

@@ -12,7 +12,7 @@ from tiny import store
 
 from fastcore import _kernels
 from fastcore._kernels import BLOCK_TOKENS, SEGMENT_TOKENS, KVBlocks, PackedLinear
-from fastcore.program import OUTPUT, Heads, Recorder
+from fastcore.model.recorder import OUTPUT, Heads, Recorder
 
 Compute = Callable[[int], np.ndarray]  # of a number of threads
 

@@ -16,7 +16,7 @@ from tiny import make_prompt, tiny_checkpoint, write_safetensors
 
 import fastcore
 from fastcore import LLM, ContextLengthError, NonFiniteError, SamplingParams
-from fastcore.state import Sequence
+from fastcore.engine.state import SequenceState
 
 FAMILIES = ("qwen2", "llama", "qwen3", "falcon_h1")
 
@@ -291,7 +291,7 @@ def test_a_request_waits_for_blocks_that_others_hold(llm: LLM) -> None:
     """Scoring in another thread takes blocks of the same pool."""
     expected = llm.generate([[5, 6, 7]], max_tokens=3)[0].token_ids
     found = []
-    with Sequence(llm.pool) as other:
+    with SequenceState(llm.pool) as other:
         other.reserve(llm.pool.max_positions)
         thread = threading.Thread(target=lambda: found.append(llm.generate([[5, 6, 7]], max_tokens=3)[0].token_ids))
         thread.start()
@@ -341,7 +341,7 @@ def test_loading_holds_one_tensor_beside_the_packed_weights(tmp_path: Path, dtyp
     folder = tiny_checkpoint(tmp_path / "m", "qwen2", num_attention_heads=16, num_key_value_heads=16, **sizes)
     script = f"""
 from pathlib import Path
-from fastcore import _kernels, config, checkpoint, models, rope, tokenizer, weights
+from fastcore import models
 def peak():
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 before = peak()

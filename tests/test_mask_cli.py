@@ -13,7 +13,7 @@ from labelled import labelled_checkpoint
 
 import fastcore
 from fastcore.cli import main
-from fastcore.masking import unmask
+from fastcore.pii.masking import unmask
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from fastcore.masking import MaskingRules, mask_text, unmask
-from fastcore.spans import Entity
+from fastcore.pii.masking import MaskingRules, mask_text, unmask
+from fastcore.pii.spans import Entity
 
 
 def entity(text: str, start: int, end: int, label: str = "private_person", score: float = 0.9) -> Entity:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fastcore.errors import OutOfMemoryError
-from fastcore.memory import ALIGNMENT, HUGE_PAGE, Arena, zeros
+from fastcore.huge_pages import ALIGNMENT, HUGE_PAGE, Arena, zeros
 
 
 def test_arrays_are_zero_aligned_and_apart():

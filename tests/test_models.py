@@ -12,11 +12,10 @@ from oracle import llama, qwen2, qwen3
 from tiny import make_prompt, store, write_json, write_weights
 
 from fastcore import _kernels
-from fastcore.checkpoint import open_checkpoint
+from fastcore.checkpoints.folder import open_checkpoint
+from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
 from fastcore.errors import CacheFullError
 from fastcore.models import Model, load_model
-from fastcore.state import Piece, StatePool, run_step
-from fastcore.state import Sequence as State
 
 ORACLES = {"qwen2": qwen2, "llama": llama, "qwen3": qwen3}
 GOLDENS = (
@@ -45,7 +44,7 @@ def new_pool(model: Model, kv_dtype: str = "f32") -> StatePool:
     return StatePool(model, 1 << 24, kv_dtype)
 
 
-def step(model: Model, pieces: Sequence[tuple[State, Sequence[int]]], num_threads: int = 1) -> list[np.ndarray]:
+def step(model: Model, pieces: Sequence[tuple[SequenceState, Sequence[int]]], num_threads: int = 1) -> list[np.ndarray]:
     """One step; the logits [tokens, vocab_size] of each sequence, whose argmax must be what the argmax op says."""
     total = sum(len(token_ids) for _, token_ids in pieces)
     logits, best = np.empty((total, model.config.vocab_size), np.float32), np.empty(total, np.int32)
@@ -68,7 +67,7 @@ def solo(
     kv_dtype: str = "f32",
 ) -> np.ndarray:
     """Logits of one sequence alone, computed in steps of these sizes."""
-    with State(new_pool(model, kv_dtype)) as state:
+    with SequenceState(new_pool(model, kv_dtype)) as state:
         parts, start = [], 0
         for chunk in chunks or [len(token_ids)]:
             parts += step(model, [(state, token_ids[start : start + chunk])], num_threads)
@@ -82,7 +81,7 @@ def greedy(model: Model, token_ids: Sequence[int], n: int, num_threads: int) -> 
     found: list[int] = []
     best = np.empty(1, np.int32)
     logits = np.empty((1, model.config.vocab_size), np.float32)
-    with State(new_pool(model)) as state:
+    with SequenceState(new_pool(model)) as state:
         for _ in range(n):
             piece = Piece(state, [found[-1]] if found else token_ids, [0 if found else len(token_ids) - 1])
             run_step(model, [piece], num_threads=num_threads, logits=logits, best=best)
@@ -207,7 +206,7 @@ def test_a_batch_equals_its_sequences_alone(isa: str, tiny_folder, model_type: s
     expected = {i: solo(model, ids, kv_dtype=kv_dtype) for i, ids in token_ids.items()}
     for num_threads in (1, 2, 3):
         pool = new_pool(model, kv_dtype)
-        states = {i: State(pool) for i in LENGTHS}
+        states = {i: SequenceState(pool) for i in LENGTHS}
         for counts in SCHEDULE:
             starts = {i: states[i].length for i in counts}
             pieces = [(states[i], token_ids[i][starts[i] : starts[i] + n]) for i, n in counts.items()]
@@ -226,9 +225,9 @@ def test_blocks_left_dirty_by_other_sequences_do_not_show(isa: str, tiny_folder)
     pool.kv.memory[:] = 0xFF  # NaN everywhere
     expected = solo(model, token_ids)
     for _ in range(3):
-        with State(pool) as other:
+        with SequenceState(pool) as other:
             step(model, [(other, make_prompt(70, seed=1))])
-        with State(pool) as state:
+        with SequenceState(pool) as state:
             assert np.array_equal(step(model, [(state, token_ids)])[0], expected)
 
 
@@ -236,7 +235,7 @@ def test_a_full_pool_is_an_error_that_changes_nothing(tiny_folder) -> None:
     model = load_model(tiny_folder("qwen2"))
     pool = StatePool(model, 1)
     pool = StatePool(model, 2 * pool.block_bytes)
-    first, second = State(pool), State(pool)
+    first, second = SequenceState(pool), SequenceState(pool)
     step(model, [(first, make_prompt(33))])
     with pytest.raises(CacheFullError, match="0 of 2 blocks free"):
         step(model, [(second, [5])])
@@ -251,7 +250,7 @@ def test_only_the_outputs_asked_for_are_computed_in_their_order(isa: str, tiny_f
     model, token_ids = load_model(tiny_folder("llama")), make_prompt(30)
     whole = solo(model, token_ids)
     pool = new_pool(model)
-    with State(pool) as one, State(pool) as two:
+    with SequenceState(pool) as one, SequenceState(pool) as two:
         logits = np.empty((4, model.config.vocab_size), np.float32)
         run_step(
             model, [Piece(one, token_ids, [29, 3]), Piece(two, token_ids[:9], [0, 8])], logits=logits, num_threads=2
@@ -368,6 +367,6 @@ def test_a_weight_that_is_not_finite_is_told_by_the_best_id(
 
     model = load_model(with_changes(tiny_folder("qwen2", dtype="f32"), tmp_path, "f32", spoil))
     best, logits = np.zeros(2, np.int32), np.empty((2, model.config.vocab_size), np.float32)
-    with State(new_pool(model)) as state:
+    with SequenceState(new_pool(model)) as state:
         run_step(model, [Piece(state, make_prompt(5), [0, 4])], logits=logits, best=best, num_threads=2)
     assert best.tolist() == [-1, -1]

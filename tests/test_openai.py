@@ -282,10 +282,10 @@ def test_a_model_without_a_chat_template(tiny_folder: Callable[..., Path], tmp_p
 
 
 def test_steps_that_fail_fail_their_requests_alone(port: int, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fastcore.scheduler
+    import fastcore.engine.scheduler
 
     with monkeypatch.context() as patch:
-        patch.setattr(fastcore.scheduler, "run_step", lambda *_, **__: 1 / 0)
+        patch.setattr(fastcore.engine.scheduler, "run_step", lambda *_, **__: 1 / 0)
         status, answer, _ = call(port, "POST", "/v1/completions", {"prompt": "x"})
         assert (status, answer["error"]["type"]) == (500, "server_error")
     assert llm._scheduler.num_requests == 0

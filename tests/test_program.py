@@ -14,7 +14,7 @@ from tiny import store
 
 from fastcore import _kernels
 from fastcore._kernels import BLOCK_TOKENS, MAX_HEAD_DIM, MAX_THREADS, KVBlocks, PackedLinear, Program
-from fastcore.program import OUTPUT, Heads, Recorder
+from fastcore.model.recorder import OUTPUT, Heads, Recorder
 
 INT_MAX = 2**31 - 1
 
@@ -416,7 +416,7 @@ LONG_STEP = """
 import os, signal, sys, threading, time
 import numpy as np
 from steps import normal, packed, run_rows
-from fastcore.program import Recorder
+from fastcore.model.recorder import Recorder
 
 recorder = Recorder()
 buffers = [recorder.buffer(1024) for _ in range(2)]
@@ -478,7 +478,7 @@ FORK = """
 import os, signal, sys, threading
 import numpy as np
 from steps import normal, packed, run_rows
-from fastcore.program import OUTPUT, Recorder
+from fastcore.model.recorder import OUTPUT, Recorder
 
 def compute(num_threads=3):
     recorder = Recorder()

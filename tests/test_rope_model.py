@@ -12,11 +12,10 @@ from oracle import llama
 from tiny import make_prompt
 
 from fastcore import LLM, SamplingParams, UnsupportedModelError
-from fastcore.config import RopeConfig
+from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
+from fastcore.model.config import RopeConfig
+from fastcore.model.rope import RopeTable, rope_tables
 from fastcore.models import load_model
-from fastcore.rope import RopeTable, rope_tables
-from fastcore.state import Piece, StatePool, run_step
-from fastcore.state import Sequence as State
 
 TRAINED = 32
 DYNAMIC = {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": TRAINED}
@@ -98,7 +97,7 @@ def test_all_positions_of_a_text_have_the_base_of_its_length(llm: LLM, folder: P
     assert_logits_close(llm.logits(ids), llama.logits(folder, ids))
 
 
-def run(model, state: State, ids: Sequence[int], sizes: Sequence[int], num_threads: int = 1) -> np.ndarray:
+def run(model, state: SequenceState, ids: Sequence[int], sizes: Sequence[int], num_threads: int = 1) -> np.ndarray:
     """Logits of the next tokens of a sequence, run in pieces of these sizes."""
     rows, start = np.empty((len(ids), model.config.vocab_size), np.float32), 0
     for size in sizes:
@@ -114,18 +113,18 @@ def test_the_pieces_of_a_prompt_do_not_matter(folder: Path) -> None:
     pool = StatePool(model, 1 << 24)
     found = []
     for sizes in ([70], [1] * 70, [31, 2, 37], [50, 20]):
-        with State(pool, prompt_length=60) as state:
+        with SequenceState(pool, prompt_length=60) as state:
             found.append(run(model, state, ids, sizes, num_threads=len(sizes) % 3 + 1))
     for other in found[1:]:
         assert np.array_equal(other, found[0])
-    with State(pool, prompt_length=40) as state:
+    with SequenceState(pool, prompt_length=40) as state:
         assert not np.array_equal(run(model, state, ids, [70]), found[0])
 
 
 def test_without_a_prompt_length_the_first_piece_is_the_prompt(folder: Path) -> None:
     model, ids = load_model(folder), make_prompt(60)
     pool = StatePool(model, 1 << 24)
-    with State(pool) as state, State(pool, prompt_length=45) as other:
+    with SequenceState(pool) as state, SequenceState(pool, prompt_length=45) as other:
         assert np.array_equal(run(model, state, ids, [45, 10, 5]), run(model, other, ids, [60]))
         assert state.prompt_length == 45
         state.free()
@@ -134,7 +133,7 @@ def test_without_a_prompt_length_the_first_piece_is_the_prompt(folder: Path) -> 
 
 def test_a_snapshot_keeps_the_prompts_length(folder: Path) -> None:
     model, ids = load_model(folder), make_prompt(60)
-    with State(StatePool(model, 1 << 24), prompt_length=50) as state:
+    with SequenceState(StatePool(model, 1 << 24), prompt_length=50) as state:
         run(model, state, ids[:20], [20])
         with state.snapshot() as copy:
             assert np.array_equal(run(model, copy, ids[20:], [40]), run(model, state, ids[20:], [40]))

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tolerances
 
+from fastcore.engine.sampling import BLOCK, Choice, Sampler, SamplingParams, _blocks, _invert, logprobs_of
 from fastcore.errors import NonFiniteError
-from fastcore.sampling import BLOCK, Choice, Sampler, SamplingParams, _blocks, _invert, logprobs_of
 
 INF, NAN = math.inf, math.nan
 

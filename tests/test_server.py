@@ -21,7 +21,7 @@ from labelled import labelled_checkpoint
 import fastcore
 from fastcore import MissingPackageError, TokenClassifier
 from fastcore.cli import main
-from fastcore.masking import unmask
+from fastcore.pii.masking import unmask
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")

@@ -10,9 +10,9 @@ import tolerances
 from oracle import viterbi as oracle
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from fastcore.config import PII_LABELS
 from fastcore.errors import NonFiniteError, UnsupportedModelError
-from fastcore.spans import (
+from fastcore.model.config import PII_LABELS
+from fastcore.pii.spans import (
     OPERATING_POINTS,
     Entity,
     Labels,

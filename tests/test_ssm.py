@@ -11,7 +11,7 @@ from steps import normal, run_rows
 
 from fastcore import _kernels
 from fastcore._kernels import KVBlocks
-from fastcore.program import Recorder
+from fastcore.model.recorder import Recorder
 
 # Steps of three sequences: rows of each, shorter and longer than a convolution kernel, sequences advancing unevenly.
 STEPS = ((1, 5, 2), (4, 1, 3), (1, 1, 9))

@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from fastcore.errors import CheckpointError
-from fastcore.tokenizer import Tokenizer
+from fastcore.text.tokenizer import Tokenizer
 
 CORPUS = [
     "The capital of France is Paris, and the river is the Seine.",

@@ -13,19 +13,20 @@ from oracle import falcon_h1, llama, qwen2, qwen3
 from oracle.greedy import continue_greedily
 from tiny import tiny_checkpoint, write_json
 
-from fastcore import ModelNotFoundError, _kernels, verify
+from fastcore import ModelNotFoundError, _kernels
 from fastcore.cli import main
-from fastcore.state import run_step
+from fastcore.engine.state import run_step
+from fastcore.verify import card
 
 ORACLES = {"qwen2": qwen2, "llama": llama, "qwen3": qwen3, "falcon_h1": falcon_h1}
 LAWS = {"law: threads", "law: chunks", "law: batch", "law: instruction sets"}
 
 
-def results(checks: list[verify.Check]) -> dict[str, bool | None]:
+def results(checks: list[card.Check]) -> dict[str, bool | None]:
     return {check.name: check.passed for check in checks}
 
 
-def failed(checks: list[verify.Check]) -> set[str]:
+def failed(checks: list[card.Check]) -> set[str]:
     return {check.name for check in checks if check.passed is False}
 
 
@@ -66,7 +67,7 @@ class Reference:
 
 
 def use_reference(monkeypatch: pytest.MonkeyPatch, reference: Reference) -> None:
-    monkeypatch.setattr(verify._Transformers, "open", lambda path: reference)
+    monkeypatch.setattr(card._Transformers, "open", lambda path: reference)
 
 
 # ---------------------------------------------------------------- what is right
@@ -74,7 +75,7 @@ def use_reference(monkeypatch: pytest.MonkeyPatch, reference: Reference) -> None
 
 @pytest.mark.parametrize("name", ["qwen2-untied-f32", "llama3.2-rope", "llama-dynamic", "qwen3-causal", "falcon-h1"])
 def test_goldens_pass(data_folder: Path, name: str) -> None:
-    found = results(verify.verify(data_folder / name, golden=data_folder / name, num_threads=2))
+    found = results(card.verify(data_folder / name, golden=data_folder / name, num_threads=2))
     greedy = {"greedy tokens"} if name != "llama-dynamic" else set()
     assert {check for check, passed in found.items() if passed} == {
         "config fields",
@@ -88,8 +89,8 @@ def test_goldens_pass(data_folder: Path, name: str) -> None:
 
 def test_a_classifier_passes(data_folder: Path, tiny_folder) -> None:
     golden = data_folder / "pii"
-    assert failed(verify.verify(golden, golden=golden)) == set()
-    found = results(verify.verify(tiny_folder("pii_masking")))
+    assert failed(card.verify(golden, golden=golden)) == set()
+    found = results(card.verify(tiny_folder("pii_masking")))
     assert found["law: batch"]
     assert found["token ids"]
     assert found["logits"] is None
@@ -99,8 +100,8 @@ def test_a_classifier_passes(data_folder: Path, tiny_folder) -> None:
 def test_a_model_passes_against_a_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str) -> None:
     folder = tiny_checkpoint(tmp_path / "model", model_type, max_position_embeddings=64)
     use_reference(monkeypatch, Reference(folder, model_type))
-    reported: list[verify.Check] = []
-    checks = verify.verify(folder, report=reported.append)
+    reported: list[card.Check] = []
+    checks = card.verify(folder, report=reported.append)
     assert reported == checks
     assert all(check.passed for check in checks)
     figures = {check.name: check.figures for check in checks}
@@ -111,7 +112,7 @@ def test_a_model_passes_against_a_reference(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_without_transformers_its_checks_are_not_made(folder: Path, no_transformers: None) -> None:
-    found = results(verify.verify(folder))
+    found = results(card.verify(folder))
     assert found.pop("logits") is None
     assert found.pop("greedy tokens") is None
     assert all(found.values())
@@ -123,7 +124,7 @@ def test_a_template_that_refuses_some_conversations_passes(folder: Path, no_tran
         "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
         "{% else %}{{ bos_token }}{{ m | tojson }}{% endif %}{% endfor %}"
     )
-    check = next(check for check in verify.verify(folder) if check.name == "chat template")
+    check = next(check for check in card.verify(folder) if check.name == "chat template")
     assert check.passed
     assert check.figures == {"renderings": 12, "different": 0, "refused_by_the_template": 6}
 
@@ -134,7 +135,7 @@ def test_a_template_that_refuses_some_conversations_passes(folder: Path, no_tran
 def test_an_unknown_config_field_fails(golden: Path) -> None:
     config = json.loads((golden / "config.json").read_text())
     write_json(golden / "config.json", config | {"attention_sink": 4})
-    checks = verify.verify(golden, golden=golden)
+    checks = card.verify(golden, golden=golden)
     assert failed(checks) == {"config fields"}
     assert "attention_sink" in checks[0].detail
 
@@ -142,7 +143,7 @@ def test_an_unknown_config_field_fails(golden: Path) -> None:
 def test_a_config_that_cannot_be_read_fails(golden: Path) -> None:
     config = json.loads((golden / "config.json").read_text())
     write_json(golden / "config.json", config | {"hidden_act": "gelu"})
-    checks = verify.verify(golden)
+    checks = card.verify(golden)
     assert failed(checks) == {"config fields", "tensors"}
     assert "hidden_act" in checks[0].detail
     assert len(checks) == 4
@@ -151,7 +152,7 @@ def test_a_config_that_cannot_be_read_fails(golden: Path) -> None:
 def test_a_tensor_that_is_missing_fails_and_nothing_is_run(golden: Path) -> None:
     config = json.loads((golden / "config.json").read_text())
     write_json(golden / "config.json", config | {"tie_word_embeddings": False})
-    checks = verify.verify(golden, golden=golden)
+    checks = card.verify(golden, golden=golden)
     assert failed(checks) == {"tensors"}
     assert "lm_head.weight" in checks[1].detail
     assert not LAWS & set(results(checks))
@@ -161,11 +162,11 @@ def test_other_logits_and_other_tokens_fail(golden: Path) -> None:
     logits = np.load(golden / "logits.npy")
     logits[3, 7] += 0.01 * logits.std()
     np.save(golden / "logits.npy", logits)
-    assert failed(verify.verify(golden, golden=golden)) == {"logits"}
+    assert failed(card.verify(golden, golden=golden)) == {"logits"}
     case = json.loads((golden / "case.json").read_text())
     case["greedy"][20] += 1
     write_json(golden / "case.json", case)
-    checks = verify.verify(golden, golden=golden)
+    checks = card.verify(golden, golden=golden)
     assert failed(checks) == {"logits", "greedy tokens"}
     assert next(check for check in checks if check.name == "greedy tokens").detail.startswith("token 20 is ")
 
@@ -177,20 +178,20 @@ def test_a_reference_that_differs_fails(
     folder: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], expected: set[str]
 ) -> None:
     use_reference(monkeypatch, Reference(folder, "llama", **options))
-    assert failed(verify.verify(folder)) == expected
+    assert failed(card.verify(folder)) == expected
 
 
 def test_a_token_that_differs_in_a_tie_passes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_reference(monkeypatch, Reference(folder, "llama", wrong_token=3))
-    monkeypatch.setattr(verify, "TIE", 1e9)
-    check = next(check for check in verify.verify(folder) if check.name == "greedy tokens")
+    monkeypatch.setattr(card, "TIE", 1e9)
+    check = next(check for check in card.verify(folder) if check.name == "greedy tokens")
     assert check.passed
     assert check.figures["equal"] == 3
     assert "tie" in check.detail
 
 
 def test_a_golden_of_another_model_fails(data_folder: Path) -> None:
-    checks = verify.verify(data_folder / "qwen2-tied", golden=data_folder / "pii")
+    checks = card.verify(data_folder / "qwen2-tied", golden=data_folder / "pii")
     assert "logits" in failed(checks)
 
 
@@ -198,23 +199,23 @@ def test_a_golden_of_another_model_fails(data_folder: Path) -> None:
 def test_a_golden_that_cannot_be_read_is_an_error(data_folder: Path, golden: Path, content: str) -> None:
     (golden / "case.json").write_text(content)
     with pytest.raises(ValueError, match="golden folder"):
-        verify.verify(data_folder / "qwen2-tied", golden=golden)
+        card.verify(data_folder / "qwen2-tied", golden=golden)
 
 
 def test_other_token_ids_and_another_template_fail(
     folder: Path, monkeypatch: pytest.MonkeyPatch, no_transformers: None
 ) -> None:
-    encode = verify.Tokenizer.encode
+    encode = card.Tokenizer.encode
 
     def drops(self: Any, text: str, add_special_tokens: bool = True) -> list[int]:
         ids = encode(self, text, add_special_tokens)
         return ids[:-1] if text.startswith("don't") else ids
 
-    monkeypatch.setattr(verify.Tokenizer, "encode", drops)
-    monkeypatch.setattr(verify.Tokenizer, "apply_chat_template", lambda self, messages, add_generation_prompt: "hello")
-    checks = verify.verify(folder)
+    monkeypatch.setattr(card.Tokenizer, "encode", drops)
+    monkeypatch.setattr(card.Tokenizer, "apply_chat_template", lambda self, messages, add_generation_prompt: "hello")
+    checks = card.verify(folder)
     assert failed(checks) == {"token ids", "chat template"}
-    assert checks[2].figures["different"] == [verify.STRINGS[5]] * 2
+    assert checks[2].figures["different"] == [card.STRINGS[5]] * 2
 
 
 def test_each_law_fails_when_it_is_broken(folder: Path, monkeypatch: pytest.MonkeyPatch, no_transformers: None) -> None:
@@ -229,8 +230,8 @@ def test_each_law_fails_when_it_is_broken(folder: Path, monkeypatch: pytest.Monk
             logits += key(pieces, num_threads) != first[0]
 
         with monkeypatch.context() as patch:
-            patch.setattr(verify, "run_step", step)
-            return failed(verify.verify(folder, num_threads=1))
+            patch.setattr(card, "run_step", step)
+            return failed(card.verify(folder, num_threads=1))
 
     assert broken_by(lambda pieces, num_threads: 0) == set()
     assert broken_by(lambda pieces, num_threads: num_threads) == {"law: threads"}
@@ -242,7 +243,7 @@ def test_each_law_fails_when_it_is_broken(folder: Path, monkeypatch: pytest.Monk
 
 def test_a_model_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError):
-        verify.verify(tmp_path / "nothing")
+        card.verify(tmp_path / "nothing")
 
 
 # ---------------------------------------------------------------- the command

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fastcore.bench import BenchResult, OpProfile, Timing
+    from fastcore.bench.workload import BenchResult, OpProfile, Timing
 
 __all__ = ["configure", "run"]
 
@@ -36,14 +36,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fastcore.bench import measure, profile, standard_workloads
+    from fastcore.bench.workload import measure, profile, standard_workloads
     from fastcore.machine import machine_facts
     from fastcore.models import load_model
-    from fastcore.registry import resolve
+    from fastcore.sources.registry import resolve
     from fastcore.threads import resolve_num_threads
 
     if args.plot:
-        from fastcore.roofline import check_plot_file
+        from fastcore.bench.roofline import check_plot_file
 
         check_plot_file(args.plot)
     threads = resolve_num_threads(args.threads)
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     path = resolve(args.model)
     model = load_model(path, args.dtype, threads)
     if args.peers:
-        from fastcore.peers import peers_of
+        from fastcore.bench.peers import peers_of
 
         result = measure(model, threads, workloads, repeats=args.repeat, peers=peers_of(path, threads))
     else:
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"\none {name} step", *_profile_table(ops), sep="\n")
     sys.stdout.flush()
     if args.plot:
-        from fastcore.roofline import draw
+        from fastcore.bench.roofline import draw
 
         draw(result, args.plot, f"{path.name}, {threads} threads of {machine_facts()['cpu']}")
     return 0

@@ -16,8 +16,8 @@ from fastcore.cli.options import add_model_options, add_sampling_options, load_l
 from fastcore.errors import ChatTemplateError, Error
 
 if TYPE_CHECKING:
+    from fastcore.engine.sampling import SamplingParams
     from fastcore.llm import LLM
-    from fastcore.sampling import SamplingParams
 
 __all__ = ["configure", "run"]
 

@@ -12,8 +12,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fastcore.fh1w import export_fh1w
-    from fastcore.registry import resolve
+    from fastcore.checkpoints.fh1w import export_fh1w
+    from fastcore.sources.registry import resolve
 
     if args.out.suffix != ".fh1w":
         raise ValueError(f"{args.out} does not end in .fh1w, the format that is written")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from fastcore.cli.options import add_model_options, add_sampling_options, load_llm, sampling_params
 
 if TYPE_CHECKING:
-    from fastcore.generate import Chunk, Completion
+    from fastcore.engine.completion import Chunk, Completion
 
 __all__ = ["configure", "run"]
 

@@ -26,10 +26,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model(name: str) -> dict[str, Any]:
-    from fastcore.plan import plan_model
-    from fastcore.registry import resolve
+    from fastcore.model.footprint import plan_model
+    from fastcore.sources.registry import resolve
+    from fastcore.text.tokenizer import Tokenizer
     from fastcore.threads import resolve_num_threads
-    from fastcore.tokenizer import Tokenizer
 
     path = resolve(name)
     plan = plan_model(path, resolve_num_threads(None))

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from fastcore.cli.options import add_model_options
-from fastcore.masking import OPERATORS, MaskingRules
-from fastcore.records import (
+from fastcore.pii.masking import OPERATORS, MaskingRules
+from fastcore.pii.text_files import (
     FieldNames,
     Record,
     csv_records,
@@ -244,10 +244,10 @@ def _classifier(args: argparse.Namespace, rules: MaskingRules) -> "Iterator[Clas
         _check_labels(classifier.labels.entity_types, rules)
         yield partial(_one_by_one, classifier) if args.line_buffered else lambda texts: classifier(iter(texts))
     else:
-        from fastcore.config import load_config
-        from fastcore.registry import resolve
-        from fastcore.spans import Labels
-        from fastcore.workers import classify_in_processes
+        from fastcore.model.config import load_config
+        from fastcore.pii.processes import classify_in_processes
+        from fastcore.pii.spans import Labels
+        from fastcore.sources.registry import resolve
 
         _check_labels(Labels(load_config(resolve(args.model)).token_labels).entity_types, rules)
         yield lambda texts: classify_in_processes(open_classifier, texts, args.jobs)

@@ -4,8 +4,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fastcore.engine.sampling import SamplingParams
     from fastcore.llm import LLM
-    from fastcore.sampling import SamplingParams
 
 __all__ = ["add_model_options", "add_sampling_options", "load_llm", "sampling_params"]
 
@@ -43,7 +43,7 @@ def load_llm(model: str | None, args: argparse.Namespace) -> "LLM":
 
 
 def sampling_params(args: argparse.Namespace) -> "SamplingParams":
-    from fastcore.sampling import SamplingParams
+    from fastcore.engine.sampling import SamplingParams
 
     return SamplingParams(
         max_tokens=args.max_tokens,

@@ -11,7 +11,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fastcore.registry import DEFAULT_MODEL, pull
+    from fastcore.sources.registry import DEFAULT_MODEL, pull
 
     print(pull(args.name or DEFAULT_MODEL, progress=not args.quiet))
     return 0

@@ -53,8 +53,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fastcore.llm import LLM
-    from fastcore.registry import resolve
     from fastcore.server import create_app, run_server
+    from fastcore.sources.registry import resolve
 
     if args.max_body <= 0 or args.body_seconds <= 0:
         raise ValueError("--max-body and --body-seconds must be more than 0")
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _load(path: Path, args: argparse.Namespace) -> "LLM | TokenClassifier":
     from fastcore.classify import TokenClassifier
-    from fastcore.config import load_config
+    from fastcore.model.config import load_config
 
     if path.is_dir() and load_config(path).is_token_classifier:
         model = TokenClassifier(path, dtype=args.dtype, num_threads=args.threads, max_seq_len=args.max_seq_len)
@@ -86,7 +86,7 @@ def _load(path: Path, args: argparse.Namespace) -> "LLM | TokenClassifier":
 
 def _name(model: str | None, path: Path) -> str:
     """A hub id or a named model is called what it was called; a folder by its last part."""
-    from fastcore.registry import DEFAULT_MODEL
+    from fastcore.sources.registry import DEFAULT_MODEL
 
     if model is None:
         return DEFAULT_MODEL

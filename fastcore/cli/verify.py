@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from fastcore.cli.serve import KEY_VARIABLE
 
 if TYPE_CHECKING:
-    from fastcore.verify import Check
+    from fastcore.verify.card import Check
 
 __all__ = ["configure", "run"]
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _compare_with_server(args: argparse.Namespace) -> int:
     from fastcore.classify import TokenClassifier
-    from fastcore.compare import compare_scoring
+    from fastcore.pii.scoring_client import compare_scoring
 
     if args.golden is not None:
         raise ValueError("--golden and --scoring-url are two different comparisons; give one of them")
@@ -65,7 +65,7 @@ def _compare_with_server(args: argparse.Namespace) -> int:
 
 def _check_model(args: argparse.Namespace) -> int:
     from fastcore.machine import machine_facts
-    from fastcore.verify import verify
+    from fastcore.verify.card import verify
 
     checks = verify(
         args.model, golden=args.golden, num_threads=args.threads, report=None if args.json else _print_check

@@ -7,11 +7,11 @@ from importlib import import_module
 from pathlib import Path
 
 from fastcore._kernels import Program
-from fastcore.config import ModelConfig
 from fastcore.errors import UnsupportedModelError
-from fastcore.program import Recorder
-from fastcore.rope import RopeTable
-from fastcore.weights import Weights
+from fastcore.model.config import ModelConfig
+from fastcore.model.recorder import Recorder
+from fastcore.model.rope import RopeTable
+from fastcore.model.weights import Weights
 
 __all__ = ["MODELS", "Model", "load_model", "record_model"]
 
@@ -51,8 +51,8 @@ def load_model(path: Path, dtype: str = "auto", num_threads: int = 1) -> Model:
 
     dtype: auto (as stored) | f32 | bf16 | f16, of the linear maps. Raises CheckpointError and UnsupportedModelError.
     """
-    from fastcore.checkpoint import open_checkpoint
-    from fastcore.config import load_config
+    from fastcore.checkpoints.folder import open_checkpoint
+    from fastcore.model.config import load_config
 
     config = load_config(path)
     with open_checkpoint(path) as checkpoint:

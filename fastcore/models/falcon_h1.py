@@ -3,10 +3,10 @@
 Each muP multiplier is read once and applied in f32 where the data passes, never folded into a weight.
 """
 
-from fastcore.config import ModelConfig
-from fastcore.layers import Buffers, MixerBuffers, attention, mixer_in, mixer_out, swiglu_mlp
-from fastcore.program import OUTPUT, Recorder
-from fastcore.weights import Weights
+from fastcore.model.config import ModelConfig
+from fastcore.model.layers import Buffers, MixerBuffers, attention, mixer_in, mixer_out, swiglu_mlp
+from fastcore.model.recorder import OUTPUT, Recorder
+from fastcore.model.weights import Weights
 
 __all__ = ["record"]
 

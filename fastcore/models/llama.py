@@ -4,10 +4,10 @@ Qwen2 differs by its q, k, v biases, Qwen3 by its per-head q, k norms.
 """
 
 from fastcore._kernels import PackedLinear
-from fastcore.config import ModelConfig
-from fastcore.layers import Buffers, attention, swiglu_mlp
-from fastcore.program import OUTPUT, Recorder
-from fastcore.weights import Weights
+from fastcore.model.config import ModelConfig
+from fastcore.model.layers import Buffers, attention, swiglu_mlp
+from fastcore.model.recorder import OUTPUT, Recorder
+from fastcore.model.weights import Weights
 
 __all__ = ["record"]
 

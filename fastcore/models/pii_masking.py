@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcore.config import ModelConfig, PiiConfig
 from fastcore.errors import CheckpointError
+from fastcore.model.config import ModelConfig, PiiConfig
+from fastcore.model.recorder import OUTPUT, Recorder
+from fastcore.model.weights import Weights
 from fastcore.models.llama import record_backbone
-from fastcore.program import OUTPUT, Recorder
-from fastcore.spans import Labels, OperatingPoint
-from fastcore.weights import Weights
+from fastcore.pii.spans import Labels, OperatingPoint
 
 __all__ = ["Decoding", "decoding", "record"]
 

@@ -1,9 +1,9 @@
 """Qwen3: Llama with RMSNorm on each head of q and k before RoPE."""
 
-from fastcore.config import ModelConfig
+from fastcore.model.config import ModelConfig
+from fastcore.model.recorder import Recorder
+from fastcore.model.weights import Weights
 from fastcore.models.llama import record_decoder
-from fastcore.program import Recorder
-from fastcore.weights import Weights
 
 __all__ = ["record"]
 

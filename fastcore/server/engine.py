@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fastcore.generate import TextStream
+from fastcore.engine.completion import TextStream
+from fastcore.engine.sampling import SamplingParams
+from fastcore.engine.scheduler import Request
 from fastcore.llm import LLM
-from fastcore.sampling import SamplingParams
-from fastcore.scheduler import Request
 from fastcore.server.http import RequestError
 
 __all__ = ["Engine", "Job", "Progress"]

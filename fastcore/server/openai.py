@@ -13,11 +13,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fastcore.engine.completion import TokenLogprob
+from fastcore.engine.sampling import SamplingParams
+from fastcore.engine.scheduler import Request
 from fastcore.errors import Error
-from fastcore.generate import TokenLogprob
 from fastcore.llm import LLM
-from fastcore.sampling import SamplingParams
-from fastcore.scheduler import Request
 from fastcore.server.engine import Engine, Job, Progress
 from fastcore.server.http import Body, Handler, RequestError, error_body, json_bytes, json_response, until_gone
 

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fastcore.classify import OFFSETS, Classification, TokenClassifier, TokenScores
-from fastcore.masking import MaskingRules
+from fastcore.pii.masking import MaskingRules
 from fastcore.server.http import Body, Handler, RequestError, collect, json_response
 
 __all__ = ["PiiService"]

@@ -386,7 +386,7 @@ class WheelSource:
     def _convert(self, packed: Path, folder: Path, progress: bool) -> None:
         from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-        from fastcore.gguf import GgufFile, write_folder
+        from fastcore.checkpoints.gguf import GgufFile, write_folder
 
         source = GgufFile(packed)
         size = sum(2 * math.prod(tensor.shape) for tensor in source.values())

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastcore.checkpoint import MappedFile
+from fastcore.checkpoints.folder import MappedFile
+from fastcore.checkpoints.gguf_header import StoredTensor, read_header
 from fastcore.errors import CheckpointError, UnsupportedModelError
-from fastcore.gguf_header import StoredTensor, read_header
 
 if TYPE_CHECKING:
     import tokenizers
@@ -271,7 +271,7 @@ class GgufFile(Mapping[str, GgufTensor]):
 
     def tokenizer(self) -> tokenizers.Tokenizer:
         """The tokenizer that the metadata describes, as the `tokenizers` library's object."""
-        from fastcore.gguf_tokenizer import build_tokenizer
+        from fastcore.checkpoints.gguf_tokenizer import build_tokenizer
 
         return build_tokenizer(lambda key, default=None: self._field(f"tokenizer.ggml.{key}", default), str(self.path))
 

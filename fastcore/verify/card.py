@@ -15,17 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcore import _kernels
-from fastcore.checkpoint import open_checkpoint
+from fastcore.checkpoints.folder import open_checkpoint
 from fastcore.classify import TokenClassifier
-from fastcore.config import ModelConfig, load_config
+from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
 from fastcore.errors import CheckpointError, Error
 from fastcore.llm import LLM
+from fastcore.model.config import ModelConfig, load_config
 from fastcore.models import Model, load_model
-from fastcore.registry import resolve
-from fastcore.state import Piece, StatePool, run_step
-from fastcore.state import Sequence as StateSequence
+from fastcore.sources.registry import resolve
+from fastcore.text.tokenizer import Tokenizer
 from fastcore.threads import resolve_num_threads
-from fastcore.tokenizer import Tokenizer
 
 __all__ = ["Check", "verify"]
 
@@ -275,7 +274,7 @@ class _LanguageModel(_Subject):
     def logits(self, ids: Sequence[int], sizes: Sequence[int] | None = None, num_threads: int | None = None) -> Array:
         """Logits at every position, with the tokens run in pieces of these sizes."""
         result = np.empty((len(ids), self.config.vocab_size), np.float32)
-        with StateSequence(self.pool, prompt_length=len(ids)) as sequence:
+        with SequenceState(self.pool, prompt_length=len(ids)) as sequence:
             for size in [len(ids)] if sizes is None else sizes:
                 start = sequence.length
                 piece = Piece(sequence, ids[start : start + size], range(size))
@@ -288,7 +287,7 @@ class _LanguageModel(_Subject):
         tokens: list[int] = []
         gaps: list[float] = []
         row = np.empty((1, self.config.vocab_size), np.float32)
-        with StateSequence(self.pool) as sequence:
+        with SequenceState(self.pool) as sequence:
             for _ in range(count):
                 new = [*ids, *tokens][sequence.length :]
                 run_step(self.model, [Piece(sequence, new, [len(new) - 1])], num_threads=self.num_threads, logits=row)
@@ -360,7 +359,7 @@ class _LanguageModel(_Subject):
 
     def _batch_law(self) -> _Outcome:
         prompts = [self.prompt[:1], self.prompt[:7], self.prompt, self.prompt[3:20]]
-        sequences = [StateSequence(self.pool) for _ in prompts]
+        sequences = [SequenceState(self.pool) for _ in prompts]
         try:
             pieces = [Piece(sequence, ids, range(len(ids))) for sequence, ids in zip(sequences, prompts, strict=True)]
             together = np.empty((sum(map(len, prompts)), self.config.vocab_size), np.float32)

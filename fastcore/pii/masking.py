@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from fastcore.spans import Entity, belongs_to_previous, trimmed
+from fastcore.pii.spans import Entity, belongs_to_previous, trimmed
 
 __all__ = ["OPERATORS", "MaskedItem", "MaskedText", "MaskingRules", "Operator", "mask_text", "unmask"]
 

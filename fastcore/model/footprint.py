@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcore._kernels import BLOCK_TOKENS, PackedLinear
-from fastcore.checkpoint import open_checkpoint
-from fastcore.config import ModelConfig, load_config
+from fastcore.checkpoints.folder import open_checkpoint
+from fastcore.engine.scheduler import MAX_ROWS
+from fastcore.engine.state import StatePool
+from fastcore.model.config import ModelConfig, load_config
+from fastcore.model.weights import DTYPES, Weights
 from fastcore.models import record_model
-from fastcore.scheduler import MAX_ROWS
-from fastcore.state import StatePool
-from fastcore.weights import DTYPES, Weights
 
 __all__ = ["ModelPlan", "plan_model"]
 

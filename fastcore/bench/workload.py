@@ -3,8 +3,7 @@
 fastcore and its peers are driven alike, on the same token ids, and take turns, as the speed of a machine drifts.
 """
 
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Rows
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcore._kernels import BLOCK_TOKENS, PackedLinear, active_isa, flops_peak, time_read
+from fastcore.engine.scheduler import MAX_ROWS
+from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
 from fastcore.errors import ContextLengthError, MissingPackageError, NonFiniteError, UnsupportedModelError
 from fastcore.models import Model
-from fastcore.scheduler import MAX_ROWS
-from fastcore.state import Piece, Sequence, StatePool, run_step
 
 __all__ = [
     "BenchResult",
@@ -262,8 +261,8 @@ class Fastcore:
         self._model = model
         self._num_threads = num_threads
         self._kv_dtype = kv_dtype
-        self._sequences: list[Sequence] = []
-        self._marked: list[Sequence] = []
+        self._sequences: list[SequenceState] = []
+        self._marked: list[SequenceState] = []
         self._logits = np.empty((0, model.config.vocab_size), np.float32)
         self._best = np.empty(0, np.int32)
 
@@ -274,8 +273,8 @@ class Fastcore:
         pool = self._smallest
         blocks = -(-positions // BLOCK_TOKENS) + 2 * pool.state_blocks  # states start at multiples of their size
         pool = StatePool(self._model, 2 * batch * blocks * pool.block_bytes, self._kv_dtype)  # half for what is marked
-        self._sequences = [Sequence(pool) for _ in range(batch)]
-        self._marked = [Sequence(pool) for _ in range(batch)]
+        self._sequences = [SequenceState(pool) for _ in range(batch)]
+        self._marked = [SequenceState(pool) for _ in range(batch)]
         self._logits = np.empty((batch, self._model.config.vocab_size), np.float32)
         self._best = np.empty(batch, np.int32)
 
@@ -289,7 +288,7 @@ class Fastcore:
             else:
                 self._step(parts, [parts.shape[1] - 1], self._logits, self._best)
 
-    def step(self, token_ids: Rows[int], op_seconds: NDArray[np.float64]) -> None:
+    def step(self, token_ids: Sequence[int], op_seconds: NDArray[np.float64]) -> None:
         """Run tokens of a single sequence as one step; op_seconds: see Program.run."""
         tokens = np.array([token_ids], np.int32)
         self._step(tokens, [len(token_ids) - 1], self._logits, self._best, op_seconds)
@@ -332,7 +331,7 @@ class Turns:
     UnsupportedModelError when a peer's are not of this model.
     """
 
-    def __init__(self, model: Model, engines: Rows[Engine], workload: Workload) -> None:
+    def __init__(self, model: Model, engines: Sequence[Engine], workload: Workload) -> None:
         shape = (workload.batch, workload.positions)
         self.model, self.engines, self.workload = model, engines, workload
         self.tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, shape).astype(np.int32)
@@ -395,7 +394,7 @@ class Turns:
 
 
 def time_in_turns(
-    model: Model, engines: Rows[Engine], workload: Workload, repeats: int, patience: float = PATIENCE_SECONDS
+    model: Model, engines: Sequence[Engine], workload: Workload, repeats: int, patience: float = PATIENCE_SECONDS
 ) -> list[Timing]:
     """Time a workload on engines that take turns: at most `repeats`, no more once one has taken `patience` seconds."""
     turns = Turns(model, engines, workload)
@@ -456,7 +455,7 @@ class BenchResult:
 def measure(
     model: Model,
     num_threads: int,
-    workloads: Rows[Workload],
+    workloads: Sequence[Workload],
     *,
     repeats: int = 3,
     peers: Iterable[tuple[str, Callable[[], Engine]]] = (),
@@ -474,7 +473,7 @@ def measure(
     own_timings: dict[Workload, Timing] = {}
     versions, skipped = {own.name: own.version}, dict[str, str]()
 
-    def run(engines: Rows[Engine], workloads: Iterable[Workload]) -> list[Timing]:
+    def run(engines: Sequence[Engine], workloads: Iterable[Workload]) -> list[Timing]:
         nonlocal limits
         timings = []
         for workload in workloads:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fastcore.scheduler import Request
+from fastcore.engine.scheduler import Request
 
 if TYPE_CHECKING:
-    from fastcore.tokenizer import IncrementalDecoder
+    from fastcore.text.tokenizer import IncrementalDecoder
 
 __all__ = ["Chunk", "Completion", "TextStream", "Timings", "TokenLogprob", "Usage", "completion"]
 

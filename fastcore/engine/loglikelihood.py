@@ -1,22 +1,21 @@
 """What a model makes of given text: logits, log-likelihoods, perplexity, embeddings. Many texts share each step."""
 
 import math
-from collections.abc import Iterator
-from collections.abc import Sequence as Rows
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcore.engine.sampling import logprobs_of
+from fastcore.engine.scheduler import MAX_ROWS
+from fastcore.engine.state import Piece, SequenceState, run_step
 from fastcore.errors import CacheFullError, ContextLengthError, NonFiniteError
-from fastcore.sampling import logprobs_of
-from fastcore.scheduler import MAX_ROWS
-from fastcore.state import Piece, Sequence, run_step
 
 if TYPE_CHECKING:
     from fastcore.llm import LLM
-    from fastcore.tokenizer import Tokenizer
+    from fastcore.text.tokenizer import Tokenizer
 
 __all__ = ["POOLINGS", "embed", "encode_pair", "logits", "loglikelihoods", "perplexity"]
 
@@ -30,11 +29,11 @@ Array = NDArray[np.float32]
 class _Text:
     """Token ids to run, of which the outputs from index `first` on are wanted."""
 
-    token_ids: Rows[int]
+    token_ids: Sequence[int]
     first: int = 0
 
 
-def logits(llm: "LLM", token_lists: Rows[Rows[int]]) -> list[Array]:
+def logits(llm: "LLM", token_lists: Sequence[Sequence[int]]) -> list[Array]:
     """Logits at every position of each list: f32 [num_tokens, vocab_size]."""
     results = [np.empty((len(ids), llm.config.vocab_size), np.float32) for ids in token_lists]
     for i, start, rows, _ in _outputs(llm, [_Text(ids) for ids in token_lists]):
@@ -42,7 +41,7 @@ def logits(llm: "LLM", token_lists: Rows[Rows[int]]) -> list[Array]:
     return results
 
 
-def loglikelihoods(llm: "LLM", pairs: Rows[tuple[Rows[int], Rows[int]]]) -> list[tuple[float, bool]]:
+def loglikelihoods(llm: "LLM", pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, bool]]:
     """Of each (context ids, continuation ids): the sum of the continuation's logprobs, and whether it is greedy.
 
     Pairs that differ in their last token only, as the answers of a multiple-choice question do, share one forward pass.
@@ -82,7 +81,7 @@ def encode_pair(
     return whole[: len(ids)], whole[len(ids) :]
 
 
-def perplexity(llm: "LLM", token_ids: Rows[int], window: int, stride: int, progress: bool) -> float:
+def perplexity(llm: "LLM", token_ids: Sequence[int], window: int, stride: int, progress: bool) -> float:
     """exp of the mean negative logprob of every token but the first; windows as `LLM.perplexity` says."""
     count = len(token_ids)
     if count < 2:
@@ -106,7 +105,7 @@ def perplexity(llm: "LLM", token_ids: Rows[int], window: int, stride: int, progr
     return math.exp(-total / (count - 1))
 
 
-def embed(llm: "LLM", token_lists: Rows[Rows[int]], pooling: str, normalize: bool) -> Array:
+def embed(llm: "LLM", token_lists: Sequence[Sequence[int]], pooling: str, normalize: bool) -> Array:
     """One vector a text from the hidden states after the last norm: f32 [num_texts, hidden_size]."""
     if pooling not in POOLINGS:
         raise ValueError(f"pooling is {pooling!r}; expected one of {', '.join(POOLINGS)}")
@@ -124,7 +123,7 @@ def embed(llm: "LLM", token_lists: Rows[Rows[int]], pooling: str, normalize: boo
 
 
 def _outputs(
-    llm: "LLM", texts: Rows[_Text], *, hidden: bool = False
+    llm: "LLM", texts: Sequence[_Text], *, hidden: bool = False
 ) -> Iterator[tuple[int, int, Array, NDArray[np.int32]]]:
     """(index of the text, position of the first row, rows, best ids) for all wanted outputs, in order.
 
@@ -143,7 +142,7 @@ def _outputs(
     num_wanted = sum(len(text.token_ids) - text.first for text in texts)
     capacity = max(1, min(MAX_ROWS, LOGIT_BYTES // (4 * width), num_wanted))
     outputs, best = np.empty((capacity, width), np.float32), np.zeros(capacity, np.int32)
-    started: dict[int, Sequence] = {}  # the texts that have state
+    started: dict[int, SequenceState] = {}  # the texts that have state
     next_text = 0
     try:
         while next_text < len(texts):
@@ -177,14 +176,14 @@ def _outputs(
 
 
 def _plan(
-    llm: "LLM", texts: Rows[_Text], next_text: int, started: dict[int, Sequence], max_outputs: int
+    llm: "LLM", texts: Sequence[_Text], next_text: int, started: dict[int, SequenceState], max_outputs: int
 ) -> list[tuple[int, Piece]]:
     """The pieces of the next step, from text `next_text` on: at most MAX_ROWS rows and max_outputs outputs."""
     plan: list[tuple[int, Piece]] = []
     room = MAX_ROWS
     for i in range(next_text, len(texts)):
         ids, first = texts[i].token_ids, texts[i].first
-        sequence = started.get(i) or Sequence(llm.pool, prompt_length=len(ids))
+        sequence = started.get(i) or SequenceState(llm.pool, prompt_length=len(ids))
         start = sequence.length
         end = min(len(ids), start + room, max(first, start) + max_outputs)
         if end == start:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcore.checkpoint import MappedFile
+from fastcore.checkpoints.folder import MappedFile
 from fastcore.errors import CheckpointError, UnsupportedModelError
 
 __all__ = ["StoredTensor", "read_header"]

@@ -3,7 +3,7 @@
 And how rows of many sequences become a step.
 """
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -14,7 +14,7 @@ from fastcore._kernels import BLOCK_TOKENS, HeldBlocks, KVBlocks
 from fastcore.errors import CacheFullError
 from fastcore.models import Model
 
-__all__ = ["Piece", "Sequence", "StatePool", "run_step"]
+__all__ = ["Piece", "SequenceState", "StatePool", "run_step"]
 
 
 class StatePool:
@@ -46,7 +46,7 @@ class StatePool:
 
 
 @dataclass(eq=False)
-class Sequence:
+class SequenceState:
     """The state of one sequence: its blocks, and how many positions they hold. Use as a context manager, or call free.
 
     length: positions computed.
@@ -90,13 +90,13 @@ class Sequence:
         self._blocks.give_back(len(self.blocks))
         self._state.give_back(len(self._state.numbers))
 
-    def snapshot(self) -> "Sequence":
+    def snapshot(self) -> "SequenceState":
         """A copy with blocks of its own, to restore from or to continue; free it when it is done with."""
-        copy = Sequence(self.pool)
+        copy = SequenceState(self.pool)
         copy.restore(self)
         return copy
 
-    def restore(self, snapshot: "Sequence") -> None:
+    def restore(self, snapshot: "SequenceState") -> None:
         """Become a copy, bit for bit, of a sequence of the same pool. CacheFullError leaves it as it was."""
         if snapshot.pool is not self.pool:
             raise ValueError("the snapshot is of another pool")
@@ -110,7 +110,7 @@ class Sequence:
             held[self.state : self.state + size] = held[snapshot.state : snapshot.state + size]
         self.length, self.prompt_length = snapshot.length, snapshot.prompt_length
 
-    def __enter__(self) -> "Sequence":
+    def __enter__(self) -> "SequenceState":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -121,14 +121,14 @@ class Sequence:
 class Piece:
     """The next tokens of one sequence in a step; `outputs` are the indices among them whose logits are wanted."""
 
-    sequence: Sequence
-    token_ids: Rows[int]
-    outputs: Rows[int] = ()
+    sequence: SequenceState
+    token_ids: Sequence[int]
+    outputs: Sequence[int] = ()
 
 
 def run_step(
     model: Model,
-    pieces: Rows[Piece],
+    pieces: Sequence[Piece],
     *,
     num_threads: int = 1,
     logits: NDArray[np.float32] | None = None,

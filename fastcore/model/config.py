@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fastcore.checkpoints.fields import Fields, agreed
+from fastcore.checkpoints.strict_json import read_object
 from fastcore.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
-from fastcore.fields import Fields, agreed
-from fastcore.strict_json import read_object
 
 MAX_LAYERS = 2**12
 MAX_POSITIONS = 2**31 - 1
@@ -256,7 +256,7 @@ def load_config(path: str | Path) -> ModelConfig:
     if not path.exists():
         raise ModelNotFoundError(f"{path} does not exist; expected a model folder or a checkpoint file")
     if path.suffix == ".gguf":
-        from fastcore.gguf import GgufFile
+        from fastcore.checkpoints.gguf import GgufFile
 
         with GgufFile(path) as file:
             return parse_config(file.config, file.generation_config)
@@ -264,8 +264,8 @@ def load_config(path: str | Path) -> ModelConfig:
     if not (folder / "config.json").exists():
         packs = sorted(folder.glob("*.fh1w")) if path.is_dir() else [path]
         if len(packs) == 1 and packs[0].suffix == ".fh1w":
-            from fastcore.checkpoint import open_checkpoint
-            from fastcore.fh1w import builtin_config
+            from fastcore.checkpoints.fh1w import builtin_config
+            from fastcore.checkpoints.folder import open_checkpoint
 
             with open_checkpoint(packs[0]) as tensors:
                 return builtin_config(tensors)

@@ -2,17 +2,16 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Rows
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from fastcore.engine.sampling import Choice, Sampler, SamplingParams, logprobs_of
+from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
 from fastcore.errors import CacheFullError, NonFiniteError
 from fastcore.locks import Lock
 from fastcore.models import Model
-from fastcore.sampling import Choice, Sampler, SamplingParams, logprobs_of
-from fastcore.state import Piece, Sequence, StatePool, run_step
 
 __all__ = ["Request", "Scheduler"]
 
@@ -42,7 +41,7 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None  # stop | length | abort | error
     error: Exception | None = None
-    sequence: Sequence | None = None
+    sequence: SequenceState | None = None
     submitted: float = field(default_factory=time.perf_counter)
     started: float | None = None  # first step
     first_token: float | None = None
@@ -52,7 +51,7 @@ class Request:
     def num_tokens(self) -> int:
         return len(self.prompt_token_ids) + len(self.token_ids)
 
-    def tokens(self, start: int, end: int) -> Rows[int]:
+    def tokens(self, start: int, end: int) -> Sequence[int]:
         """Token ids of prompt and output at positions start to end."""
         split = len(self.prompt_token_ids)
         if start >= split:
@@ -102,7 +101,7 @@ class Scheduler:
     def num_requests(self) -> int:
         return len(self._waiting) + len(self._running)
 
-    def run(self, requests: Rows[Request]) -> Iterator[None]:
+    def run(self, requests: Sequence[Request]) -> Iterator[None]:
         """Submit the requests and drive steps until all are finished; yields after each. Leaving early aborts them."""
         self.submit(requests)
         try:
@@ -114,7 +113,7 @@ class Scheduler:
         finally:
             self.abort(requests)
 
-    def submit(self, requests: Rows[Request]) -> None:
+    def submit(self, requests: Sequence[Request]) -> None:
         """Let the requests take part in the steps to come."""
         with self._lock.usable():
             for request in requests:
@@ -126,7 +125,7 @@ class Scheduler:
             if self.num_requests:
                 self._step()
 
-    def abort(self, requests: Rows[Request]) -> None:
+    def abort(self, requests: Sequence[Request]) -> None:
         """End those of the requests that are not finished, and free what they hold."""
         with self._lock.usable():
             for request in requests:
@@ -155,7 +154,7 @@ class Scheduler:
         while self._waiting and len(self._running) < MAX_RUNNING:
             request = self._waiting[0]
             if request.sequence is None:
-                request.sequence = Sequence(self.pool, prompt_length=len(request.prompt_token_ids))
+                request.sequence = SequenceState(self.pool, prompt_length=len(request.prompt_token_ids))
             try:
                 request.sequence.reserve(self._positions(request))
             except CacheFullError:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fastcore._kernels import PackedLinear
 from fastcore.errors import CheckpointError
-from fastcore.memory import Arena
+from fastcore.huge_pages import Arena
 
 __all__ = ["DTYPES", "Weights"]
 
@@ -20,7 +20,7 @@ SHARED_BYTES = 4 << 20  # threads share larger tensors; over smaller ones they w
 class Weights:
     """Takes tensors out of a checkpoint, one at a time, and packs them; each name can be taken once.
 
-    tensors: name -> tensor of fastcore.checkpoint or fastcore.gguf.
+    tensors: name -> tensor of fastcore.checkpoints.folder or fastcore.checkpoints.gguf.
     dtype: of the packed linear maps; "auto" keeps each tensor's own (bf16 if it is quantised; f32 where stacked
         tensors differ).
     """

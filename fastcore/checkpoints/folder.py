@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from fastcore.checkpoints.strict_json import MAX_BYTES, parse_object, read_object
 from fastcore.errors import CheckpointError, MissingShardError, ModelNotFoundError, UnsupportedModelError
-from fastcore.strict_json import MAX_BYTES, parse_object, read_object
 
 if TYPE_CHECKING:
-    from fastcore.gguf import GgufFile
+    from fastcore.checkpoints.gguf import GgufFile
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -228,7 +228,7 @@ def open_checkpoint(path: str | Path) -> "Checkpoint | GgufFile":
     if path.name.endswith(".json"):
         return _open_sharded(path)
     if path.suffix == ".gguf":
-        from fastcore.gguf import GgufFile
+        from fastcore.checkpoints.gguf import GgufFile
 
         return GgufFile(path)
     file = MappedFile(path)
@@ -257,7 +257,7 @@ def _weights_of_folder(folder: Path) -> Path:
 def _read_file(file: MappedFile) -> dict[str, Tensor]:
     magic = bytes(file.buffer()[:4])
     if magic == b"FH1W" or file.path.suffix == ".fh1w":
-        from fastcore.fh1w import read_fh1w
+        from fastcore.checkpoints.fh1w import read_fh1w
 
         return read_fh1w(file)
     if magic == b"GGUF":

@@ -13,9 +13,9 @@ from typing import Any
 
 import tokenizers
 
-from fastcore.chat_template import ChatTemplate, split_reasoning
+from fastcore.checkpoints.strict_json import read_object
 from fastcore.errors import ChatTemplateError, CheckpointError
-from fastcore.strict_json import read_object
+from fastcore.text.chat_template import ChatTemplate, split_reasoning
 
 __all__ = ["IncrementalDecoder", "Tokenizer", "split_reasoning"]
 
@@ -53,7 +53,7 @@ class Tokenizer:
         """The tokenizer of a model: of a folder, of the folder that a file is in, or of a .gguf file itself."""
         path = Path(path)
         if path.suffix == ".gguf":
-            from fastcore.gguf import GgufFile
+            from fastcore.checkpoints.gguf import GgufFile
 
             with GgufFile(path) as file:
                 return cls(file.tokenizer(), file.tokenizer_config())

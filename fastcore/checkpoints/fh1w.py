@@ -13,9 +13,9 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from fastcore.checkpoint import MappedFile, Tensor, open_checkpoint
-from fastcore.config import ModelConfig, load_config, parse_config
+from fastcore.checkpoints.folder import MappedFile, Tensor, open_checkpoint
 from fastcore.errors import CheckpointError, UnsupportedModelError
+from fastcore.model.config import ModelConfig, load_config, parse_config
 
 MAGIC = b"FH1W"
 MAX_TENSORS = 50_000

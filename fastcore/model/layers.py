@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastcore.config import MambaConfig, ModelConfig
-from fastcore.program import Heads, Recorder, Vector
-from fastcore.weights import Weights
+from fastcore.model.config import MambaConfig, ModelConfig
+from fastcore.model.recorder import Heads, Recorder, Vector
+from fastcore.model.weights import Weights
 
 __all__ = ["Buffers", "MixerBuffers", "attention", "mixer_in", "mixer_out", "swiglu_mlp"]
 

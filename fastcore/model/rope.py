@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastcore.config import RopeConfig
 from fastcore.errors import UnsupportedModelError
 from fastcore.locks import Lock
+from fastcore.model.config import RopeConfig
 
 
 def inv_freq(rope: RopeConfig, head_dim: int, seq_len: int | np.ndarray | None = None) -> tuple[np.ndarray, float]:

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcore.bench import Engine
-from fastcore.checkpoint import open_checkpoint
-from fastcore.config import ModelConfig, load_config
+from fastcore.bench.workload import Engine
+from fastcore.checkpoints.folder import open_checkpoint
 from fastcore.errors import MissingPackageError, UnsupportedModelError
-from fastcore.rope import inv_freq
+from fastcore.model.config import ModelConfig, load_config
+from fastcore.model.rope import inv_freq
 
 __all__ = ["PEERS", "LlamaCpp", "Torch", "TorchClassifier", "peers_of", "write_gguf"]
 

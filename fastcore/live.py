@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from fastcore.checkpoint import Tensor
-from fastcore.config import parse_config
+from fastcore.checkpoints.folder import Tensor
 from fastcore.errors import UnsupportedModelError
 from fastcore.llm import LLM
+from fastcore.model.config import parse_config
+from fastcore.model.weights import Weights
 from fastcore.models import record_model
+from fastcore.text.tokenizer import Tokenizer
 from fastcore.threads import resolve_num_threads
-from fastcore.tokenizer import Tokenizer
-from fastcore.weights import Weights
 
 __all__ = ["LiveTensors", "from_transformers"]
 

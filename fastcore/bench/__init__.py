@@ -1,0 +1,1 @@
+"""Measuring: workloads, peers, the machine's limits."""

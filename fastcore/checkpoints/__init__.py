@@ -1,0 +1,1 @@
+"""Checkpoints in every format that is read."""

@@ -1,0 +1,1 @@
+"""How work runs: state, steps, scheduling, sampling."""

@@ -1,0 +1,1 @@
+"""Personal data: spans of labels, masking, files."""

@@ -1,0 +1,1 @@
+"""Where models come from: folders, named models, the hub."""

@@ -1,0 +1,1 @@
+"""Is the engine right about a model, on this machine."""
