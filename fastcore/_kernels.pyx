@@ -443,6 +443,48 @@ cdef int _poll_signals(void *data) noexcept with gil:
     return 0
 
 
+cdef int _segments(int64_t positions) noexcept:
+    return (positions + FC_SEGMENT_TOKENS - 1) // FC_SEGMENT_TOKENS
+
+
+cdef class Workspace:
+    """The memory that steps run in: buffers and scratch, for one step at a time, of any program. It only grows."""
+
+    cdef object _memory, _running
+    cdef int _row_capacity, _segment_capacity, _threads
+
+    def __cinit__(self):
+        self._memory, self._running = zeros(0), Lock()
+
+    @property
+    def nbytes(self) -> int:
+        return self._memory.nbytes
+
+    def reserve(self, Program program not None, int rows, int64_t positions, int num_threads) -> None:
+        """Make it large enough for steps of `rows` rows over contexts of `positions`."""
+        with self._running.usable():
+            self._grow(program, rows, positions, num_threads)
+
+    cdef int _grow(self, Program program, int rows, int64_t positions, int num_threads) except -1:
+        self._row_capacity = max(rows, self._row_capacity, 1)
+        self._segment_capacity = max(_segments(positions), self._segment_capacity, 1)
+        self._threads = max(num_threads, self._threads, 1)
+        cdef size_t nbytes = 4 * fc_workspace_floats(&program.c, self._row_capacity, self._segment_capacity, self._threads)
+        if nbytes > <size_t>self._memory.nbytes:
+            self._memory = zeros(0)  # before the larger one is asked for
+            self._memory = zeros(nbytes)
+        return 0
+
+    def buffer(self, Program program not None, int b, int rows) -> np.ndarray:
+        """A view [rows, width] of buffer b of the program, to read after a step or to fill before one."""
+        width = program._width(b)
+        if not 0 <= rows <= self._row_capacity:
+            raise ValueError(f"no workspace for {rows} rows; call reserve first")
+        start = fc_buffer_offset(&program.c, b, self._row_capacity)
+        ld = program.c.buffers[b].ld
+        return self._memory.view(np.float32)[start:start + rows * ld].reshape(rows, ld)[:, :width]
+
+
 cdef class Program:
     """A flat list of ops over row buffers; `run` replays it for one step."""
 
@@ -455,16 +497,13 @@ cdef class Program:
     cdef readonly int num_heads, num_kv_heads, head_dim
     cdef readonly str output_rows
     cdef readonly int output_width
-    cdef object _workspace
-    cdef int _row_capacity, _segment_capacity, _threads, _first_output_op
-    cdef object _running
+    cdef int _first_output_op
     cdef readonly list kinds, weights  # of each op; None for one without weights
     cdef readonly int64_t state_bytes  # recurrent state of a sequence, all layers
 
     def __cinit__(self):
         self._keep, self.widths, self.kinds, self.weights = [], [], [], []
         self.max_layer = self._first_output_op = -1
-        self._running = Lock()
 
     def __dealloc__(self):
         free(self._ops)
@@ -485,7 +524,6 @@ cdef class Program:
         buffers[self.c.num_buffers].ld = fc_row_floats(width)
         self.c.num_buffers += 1
         self.widths.append(width)
-        self._workspace = None
         return self.c.num_buffers - 1
 
     cdef const float *_vector(self, object array, int n, str what) except? NULL:
@@ -594,12 +632,11 @@ cdef class Program:
         self.c.num_ops += 1
         self.kinds.append(kind)
         self.weights.append(weights)
-        self._workspace = None
         return self.c.num_ops - 1
 
     def without_head(self) -> Program:
         """The program up to the map that writes the output, whose normalised source rows [num_out, in_features] are the output
-        instead. It shares the weights and has a workspace of its own."""
+        instead. It shares the weights."""
         cdef int head = self._first_output_op, i
         if head < 0 or self._ops[head].kind != FC_OP_LINEAR or self._ops[head].norm == NULL:
             raise ValueError("this program does not end in a linear map of normalised rows")
@@ -701,43 +738,16 @@ cdef class Program:
         op.eps, op.num_groups, op.norm_before_gate = eps, num_groups, norm_before_gate
         return self._append(op, "gated_norm")
 
-    def reserve(self, int rows, int positions, int num_threads) -> None:
-        """Make the workspace large enough for steps of `rows` rows over contexts of `positions`; keeps it when it already is."""
-        with self._running.usable():
-            self._grow(rows, positions, num_threads)
+    def workspace_bytes(self, int rows, int64_t positions, int num_threads) -> int:
+        """Bytes of a workspace for steps of `rows` rows over contexts of `positions`."""
+        return 4 * fc_workspace_floats(&self.c, rows, _segments(positions), num_threads)
 
-    cdef int _grow(self, int rows, int positions, int num_threads) except -1:
-        cdef int segments = (positions + FC_SEGMENT_TOKENS - 1) // FC_SEGMENT_TOKENS
-        if (self._workspace is not None and rows <= self._row_capacity and segments <= self._segment_capacity
-                and num_threads <= self._threads):
-            return 0
-        self._row_capacity = max(rows, self._row_capacity, 1)
-        self._segment_capacity = max(segments, self._segment_capacity, 1)
-        self._threads = max(num_threads, self._threads, 1)
-        self._workspace = None
-        floats = fc_workspace_floats(&self.c, self._row_capacity, self._segment_capacity, self._threads)
-        self._workspace = zeros(floats * 4)
-        return 0
-
-    @property
-    def workspace_bytes(self) -> int:
-        return 0 if self._workspace is None else self._workspace.nbytes
-
-    def buffer(self, int b, int rows) -> np.ndarray:
-        """A view [rows, width] of buffer b, to read after a step or to fill before one."""
-        width = self._width(b)
-        if self._workspace is None or not 0 <= rows <= self._row_capacity:
-            raise ValueError(f"no workspace for {rows} rows; call reserve first")
-        start = fc_buffer_offset(&self.c, b, self._row_capacity)
-        ld = self.c.buffers[b].ld
-        return self._workspace.view(np.float32)[start:start + rows * ld].reshape(rows, ld)[:, :width]
-
-    def run(self, const int32_t[::1] token_ids not None, const int32_t[::1] seq_rows not None,
+    def run(self, Workspace workspace not None, const int32_t[::1] token_ids not None, const int32_t[::1] seq_rows not None,
             const int32_t[::1] seq_pos not None, const int32_t[:, ::1] block_tables not None,
             const int32_t[::1] out_rows not None, KVBlocks kv, const float[:, ::1] rope_cos not None,
             const float[:, ::1] rope_sin not None, *, float[:, ::1] output=None, int32_t[::1] argmax=None, int num_threads=1,
             double[::1] op_seconds=None, int num_ops=-1, const int32_t[::1] state_blocks=None) -> None:
-        """Run one step.
+        """Run one step in `workspace`, which grows to what it needs.
 
         token_ids [num_rows]; seq_rows [num_seqs + 1] row bounds of each sequence; seq_pos [num_seqs] position of each first row;
         block_tables [num_seqs, max_blocks]; out_rows [num_out]; rope_cos, rope_sin [num_rows, head_dim / 2];
@@ -809,14 +819,14 @@ cdef class Program:
         _check_threads(num_threads)
         if not -1 <= num_ops <= self.c.num_ops:
             raise ValueError(f"{num_ops} ops of {self.c.num_ops}")
-        with self._running.usable():  # the workspace belongs to one step at a time
-            self._grow(rows, longest, num_threads)
+        with workspace._running.usable():
+            workspace._grow(self, rows, longest, num_threads)
             step.num_rows, step.num_seqs, step.num_out = rows, seqs, outs
             step.token_ids, step.seq_rows, step.seq_pos = &token_ids[0], &seq_rows[0], &seq_pos[0]
             if outs:
                 step.out_rows = &out_rows[0]
-            step.workspace = <float *><uintptr_t>self._workspace.ctypes.data
-            step.row_capacity, step.segment_capacity = self._row_capacity, self._segment_capacity
+            step.workspace = <float *><uintptr_t>workspace._memory.ctypes.data
+            step.row_capacity, step.segment_capacity = workspace._row_capacity, workspace._segment_capacity
             step.num_ops = num_ops
             interrupts = []
             step.poll, step.poll_data = _poll_signals, <void *>interrupts

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from tiny import from_bf16, store
 
-from fastcore._kernels import BLOCK_TOKENS, KVBlocks, PackedLinear
+from fastcore._kernels import BLOCK_TOKENS, KVBlocks, PackedLinear, Workspace
 from fastcore.model.recorder import Recorder
 
 DTYPES = ("f32", "bf16", "f16")
@@ -28,6 +28,16 @@ def packed(weight: np.ndarray, dtype: str = "f32", num_threads: int = 1) -> Pack
     return linear
 
 
+class Buffers:
+    """What a step left in the buffers of its program: `buffers[number]` is [rows, width]."""
+
+    def __init__(self, recorder: Recorder, workspace: Workspace, rows: int) -> None:
+        self._program, self._workspace, self._rows = recorder.program, workspace, rows
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        return self._workspace.buffer(self._program, number, self._rows)
+
+
 def run_rows(
     recorder: Recorder,
     inputs: Mapping[int, np.ndarray],
@@ -45,7 +55,8 @@ def run_rows(
     num_threads: int = 1,
     num_ops: int = -1,
     state_blocks: Sequence[int] | None = None,
-) -> None:
+    workspace: Workspace | None = None,
+) -> Buffers:
     """Fill the buffers `inputs` (number -> [rows, width]) and run one step.
 
     lengths: rows of each sequence, all rows in one by default. positions: of each sequence's first row, else zero.
@@ -59,11 +70,13 @@ def run_rows(
     if blocks is None:
         width = -(-max(ends) // BLOCK_TOKENS)
         blocks = np.arange(len(lengths) * width, dtype=np.int32).reshape(len(lengths), width)
-    program = recorder.program
-    program.reserve(rows, max(ends), num_threads)
+    program, workspace = recorder.program, workspace or Workspace()
+    workspace.reserve(program, rows, max(ends), num_threads)
+    buffers = Buffers(recorder, workspace, rows)
     for buffer, value in inputs.items():
-        program.buffer(buffer, rows)[:] = value
+        buffers[buffer][:] = value
     program.run(
+        workspace,
         np.zeros(rows, np.int32) if token_ids is None else np.array(token_ids, np.int32),
         np.cumsum([0, *lengths], dtype=np.int32),
         np.array(positions, np.int32),
@@ -78,3 +91,4 @@ def run_rows(
         num_ops=num_ops,
         state_blocks=None if state_blocks is None else np.array(state_blocks, np.int32),
     )
+    return buffers

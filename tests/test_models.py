@@ -348,9 +348,10 @@ def test_activations_beyond_half_precision_stay_finite_and_choose_the_same_token
     folder = with_changes(tiny_folder("qwen2", dtype="f32", num_hidden_layers=1), tmp_path, dtype, blow_up)
     model, token_ids = load_model(folder), make_prompt(40)
     expected = qwen2.logits(folder, token_ids)
-    found = solo(model, token_ids, num_threads=2)
-    activation = next(b for b, width in enumerate(model.program.widths) if width == model.config.intermediate_size)
-    assert np.abs(model.program.buffer(activation, 40)).max() > 1e5
+    with SequenceState(new_pool(model)) as state:
+        [found] = step(model, [(state, token_ids)], num_threads=2)
+        activation = next(b for b, width in enumerate(model.program.widths) if width == model.config.intermediate_size)
+        assert np.abs(state.pool.workspace.buffer(model.program, activation, 40)).max() > 1e5
     assert np.isfinite(found).all()
     best, second = np.sort(expected, axis=1)[:, :-3:-1].T
     clear = best - second > tolerances.GREEDY_MIN_GAP_CANCELLED

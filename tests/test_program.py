@@ -13,7 +13,7 @@ from steps import DTYPES, normal, packed, rounded, run_rows
 from tiny import store
 
 from fastcore import _kernels
-from fastcore._kernels import BLOCK_TOKENS, MAX_HEAD_DIM, MAX_THREADS, KVBlocks, PackedLinear, Program
+from fastcore._kernels import BLOCK_TOKENS, MAX_HEAD_DIM, MAX_THREADS, KVBlocks, PackedLinear, Program, Workspace
 from fastcore.model.recorder import OUTPUT, Heads, Recorder
 
 INT_MAX = 2**31 - 1
@@ -93,6 +93,7 @@ class TinyModel:
         recorder.argmax()
         self.program = recorder.program
         self.positional: dict[str, Any] = {
+            "workspace": Workspace(),
             "token_ids": np.array([1, 2, 49], np.int32),
             "seq_rows": np.array([0, 2, 3], np.int32),
             "seq_pos": np.array([0, 60], np.int32),
@@ -298,14 +299,14 @@ def test_a_buffer_of_no_sensible_width_is_refused(width: int) -> None:
 
 
 def test_a_buffer_is_read_only_within_the_workspace() -> None:
-    program = three_buffers()
+    program, workspace = three_buffers(), Workspace()
     with pytest.raises(ValueError, match="reserve"):
-        program.buffer(0, 1)
-    program.reserve(4, 10, 1)
-    assert program.buffer(1, 4).shape == (4, 20)
+        workspace.buffer(program, 0, 1)
+    workspace.reserve(program, 4, 10, 1)
+    assert workspace.buffer(program, 1, 4).shape == (4, 20)
     for number, rows in ((0, 5), (0, -1), (3, 1), (-1, 1)):
         with pytest.raises(ValueError, match=r"reserve|buffer"):
-            program.buffer(number, rows)
+            workspace.buffer(program, number, rows)
 
 
 F32 = np.zeros((4, 8), np.float32)
@@ -382,7 +383,7 @@ def test_vectors_of_the_wrong_kind_are_refused() -> None:
 
 
 def test_threads_may_run_one_program_at_once() -> None:
-    """Steps of different sizes grow the workspace while others wait for it."""
+    """Steps of different sizes grow one workspace while others wait for it; another workspace needs no wait."""
     weights, norm = packed(normal(70, 30)), np.ones(30, np.float32)
     recorder = Recorder()
     hidden = recorder.buffer(30)
@@ -390,21 +391,32 @@ def test_threads_may_run_one_program_at_once() -> None:
     recorder.embed(packed(table), hidden)
     recorder.linear(hidden, OUTPUT, weights, norm=norm, eps=1e-6, rows="out")
 
-    def compute(rows: int) -> np.ndarray:
+    shared = Workspace()
+
+    def compute(rows: int, workspace: Workspace) -> np.ndarray:
         output = np.empty((rows, 70), np.float32)
         token_ids = np.arange(rows) % 40
-        run_rows(recorder, {}, token_ids=token_ids.tolist(), out_rows=range(rows), output=output, num_threads=2)
+        run_rows(
+            recorder,
+            {},
+            token_ids=token_ids.tolist(),
+            out_rows=range(rows),
+            output=output,
+            num_threads=2,
+            workspace=workspace,
+        )
         return output
 
-    whole = compute(40)
+    whole = compute(40, shared)
     wrong: list[int] = []
 
-    def repeat(rows: int) -> None:
+    def repeat(rows: int, workspace: Workspace) -> None:
         for i in range(60):
-            if not np.array_equal(compute(rows + i % 3), whole[np.arange(rows + i % 3) % 40]):
+            if not np.array_equal(compute(rows + i % 3, workspace), whole[np.arange(rows + i % 3) % 40]):
                 wrong.append(rows)
 
-    callers = [threading.Thread(target=repeat, args=(rows,)) for rows in (1, 30, 100)]
+    turns = [(1, shared), (30, shared), (100, shared), (20, Workspace())]
+    callers = [threading.Thread(target=repeat, args=turn) for turn in turns]
     for caller in callers:
         caller.start()
     for caller in callers:
@@ -426,8 +438,8 @@ for i in range(4096):
 x = normal({rows}, 1024)
 
 def run(num_ops, num_threads=2):
-    run_rows(recorder, {{buffers[0]: x}}, num_ops=num_ops, num_threads=num_threads)
-    return recorder.program.buffer(buffers[num_ops % 2] if num_ops > 0 else buffers[0], {rows}).copy()
+    after = run_rows(recorder, {{buffers[0]: x}}, num_ops=num_ops, num_threads=num_threads)
+    return after[buffers[num_ops % 2] if num_ops > 0 else buffers[0]].copy()
 
 expected = run(3)
 """
@@ -565,8 +577,8 @@ def test_a_step_takes_the_dtype_of_each_map(isa: str) -> None:
         buffers = [recorder.buffer(30) for _ in range(4)]
         for i, weights in enumerate(maps):
             recorder.linear(buffers[i], buffers[i + 1], weights)
-        run_rows(recorder, {buffers[0]: normal(7, 30, seed=9)}, num_threads=2)
-        return recorder.program.buffer(buffers[3], 7).copy()
+        after = run_rows(recorder, {buffers[0]: normal(7, 30, seed=9)}, num_threads=2)
+        return after[buffers[3]].copy()
 
     mixed = compute([packed(value, dtype) for value, dtype in zip(values, DTYPES, strict=True)])
     assert np.array_equal(

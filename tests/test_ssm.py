@@ -39,7 +39,7 @@ def run_in_steps(
     done = np.zeros(len(totals), int)
     for lengths in steps:
         rows = np.concatenate([np.arange(n) + start + d for n, start, d in zip(lengths, starts, done, strict=True)])
-        run_rows(
+        after = run_rows(
             recorder,
             {buffer: value[rows] for buffer, value in inputs.items()},
             lengths=lengths,
@@ -48,7 +48,7 @@ def run_in_steps(
             num_threads=num_threads,
             state_blocks=states.blocks,
         )
-        result[rows] = recorder.program.buffer(dst, len(rows))
+        result[rows] = after[dst]
         done += lengths
     return result
 
@@ -127,8 +127,8 @@ def test_time_steps(isa: str, awkward_size: int, limit: tuple[float, float]) -> 
     x, bias = 3 * normal(7, column + heads), normal(heads, seed=1)
     rate = -np.exp(normal(heads, seed=2))
     recorder.time_steps(src, column, dst, bias, rate, limit)
-    run_rows(recorder, {src: x})
-    step, decay = np.split(recorder.program.buffer(dst, 7), 2, axis=1)
+    after = run_rows(recorder, {src: x})
+    step, decay = np.split(after[dst], 2, axis=1)
     expected = np.clip(ops.softplus(x[:, column:].astype(float) + bias), *limit)
     # x + bias is rounded once in f32; the slope of softplus is at most 1.
     rounding = np.abs(x[:, column:] + bias) * np.finfo(np.float32).eps
@@ -144,10 +144,10 @@ def test_only_the_limit_clamps_a_step_and_after_softplus() -> None:
     bias, rate = np.array([-10, 5, -3], np.float32), np.full(3, -1, np.float32)
     recorder.time_steps(src, 0, free, bias, rate, (0.0, np.inf))
     recorder.time_steps(src, 0, clamped, bias, rate, (0.001, 0.1))
-    run_rows(recorder, {src: np.zeros((1, 3), np.float32)})
-    steps = recorder.program.buffer(free, 1)[0, :3]
+    after = run_rows(recorder, {src: np.zeros((1, 3), np.float32)})
+    steps = after[free][0, :3]
     np.testing.assert_allclose(steps, [4.53989e-5, 5.0067153, 0.0485873], rtol=1e-5)
-    assert np.array_equal(recorder.program.buffer(clamped, 1)[0, :3], np.array([0.001, 0.1, steps[2]], np.float32))
+    assert np.array_equal(after[clamped][0, :3], np.array([0.001, 0.1, steps[2]], np.float32))
 
 
 # ---------------------------------------------------------------- scan
@@ -244,25 +244,25 @@ def gated_norm_case(
 def test_gated_norm(isa: str, awkward_size: int, num_groups: int, norm_before_gate: bool) -> None:
     n = awkward_size * num_groups
     recorder, inputs, dst = gated_norm_case(n, num_groups, norm_before_gate, rows=5)
-    run_rows(recorder, inputs)
+    after = run_rows(recorder, inputs)
     x, gate = inputs.values()
     weight = 1 + normal(n, seed=3) / 5
     expected = ops.gated_rms_norm(x, gate[:, :n], weight, 1e-5, num_groups, norm_before_gate)
     bound = (tolerances.NORM + tolerances.SILU) * np.abs(expected)
-    assert (np.abs(recorder.program.buffer(dst, 5) - expected) <= bound).all()
+    assert (np.abs(after[dst] - expected) <= bound).all()
 
 
 def test_gated_norm_in_place() -> None:
     for norm_before_gate in (False, True):
         recorder, inputs, dst = gated_norm_case(39, 3, norm_before_gate, rows=5)
-        run_rows(recorder, inputs)
-        expected = recorder.program.buffer(dst, 5).copy()
+        after = run_rows(recorder, inputs)
+        expected = after[dst].copy()
         weight = 1 + normal(39, seed=3) / 5
         in_place = Recorder()
         src, gate = in_place.buffer(39), in_place.buffer(44)
         in_place.gated_norm(src, gate, src, weight, 1e-5, num_groups=3, norm_before_gate=norm_before_gate)
-        run_rows(in_place, inputs)
-        assert np.array_equal(in_place.program.buffer(src, 5), expected)
+        after = run_rows(in_place, inputs)
+        assert np.array_equal(after[src], expected)
 
 
 # ---------------------------------------------------------------- one result whatever runs it

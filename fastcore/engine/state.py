@@ -10,7 +10,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcore._kernels import BLOCK_TOKENS, HeldBlocks, KVBlocks
+from fastcore._kernels import BLOCK_TOKENS, HeldBlocks, KVBlocks, Workspace
 from fastcore.errors import CacheFullError
 from fastcore.models import Model
 
@@ -18,7 +18,9 @@ __all__ = ["Piece", "SequenceState", "StatePool", "run_step"]
 
 
 class StatePool:
-    """Blocks of KV cache under a byte cap. Memory is reserved as address space and used only as blocks are.
+    """Blocks of KV cache under a byte cap, and the workspace that steps over them run in, one at a time.
+
+    Memory of blocks is reserved as address space and used only as blocks are.
 
     The recurrent state of a sequence, where the model has such, fills state_blocks consecutive blocks.
 
@@ -34,6 +36,7 @@ class StatePool:
         self.state_blocks = -(-model.program.state_bytes // self.block_bytes)
         self.num_blocks = max(1 + self.state_blocks, max_bytes // self.block_bytes)
         self.kv = KVBlocks(layers, config.num_key_value_heads, config.head_dim, kv_dtype, self.num_blocks)
+        self.workspace = Workspace()
 
     @property
     def max_positions(self) -> int:
@@ -136,7 +139,7 @@ def run_step(
     hidden: NDArray[np.float32] | None = None,
     op_seconds: NDArray[np.float64] | None = None,
 ) -> None:
-    """Run the program over the pieces and advance their sequences.
+    """Run the program over the pieces, all of one pool, in its workspace, and advance their sequences.
 
     logits: f32 [number of outputs, vocab_size], written in the order of the pieces.
     best: i32 [number of outputs], argmax of each row, -1 where a logit is not finite.
@@ -161,14 +164,16 @@ def run_step(
         for piece, count in zip(pieces, counts, strict=True)
     ]
     cos, sin = model.rope.rows(spans)
+    pool = pieces[0].sequence.pool
     try:
         (model.program if hidden is None else model.backbone).run(
+            pool.workspace,
             np.concatenate([np.asarray(piece.token_ids, np.int32) for piece in pieces]),
             np.array(starts, np.int32),
             positions,
             tables,
             np.array(out_rows, np.int32),
-            pieces[0].sequence.pool.kv,
+            pool.kv,
             cos,
             sin,
             output=logits if hidden is None else hidden,

@@ -51,14 +51,13 @@ def plan_model(path: Path, num_threads: int) -> ModelPlan:
             headers = _Headers(checkpoint, dtype)
             model = record_model(config, headers)
             weight_bytes[dtype] = model.weight_bytes
-    model.program.reserve(MAX_ROWS, config.max_position_embeddings, num_threads)
     return ModelPlan(
         config=config,
         stored_parameters=headers.stored,
         weight_bytes={dtype: weight_bytes[dtype] for dtype in DTYPES},
         kv_bytes_per_token={dtype: StatePool(model, 1, dtype).block_bytes // BLOCK_TOKENS for dtype in ("f32", "f16")},
         recurrent_state_bytes=model.program.state_bytes,
-        workspace_bytes=model.program.workspace_bytes,
+        workspace_bytes=model.program.workspace_bytes(MAX_ROWS, config.max_position_embeddings, num_threads),
     )
 
 
