@@ -1,12 +1,16 @@
 """Builds fastcore._kernels from Cython and csrc/. Everything else is in pyproject.toml."""
 
+import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
@@ -15,7 +19,16 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent
 OPENMP = ["-fopenmp"]
 # Fused multiply-adds stand where the source says fma and nowhere else: the bits must not depend on the compiler.
-COMPILE = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", *OPENMP]
+EXACT = ["-fno-fast-math", "-ffp-contract=off"]
+COMPILE = ["-std=gnu11", "-O3", *EXACT, "-fno-math-errno", "-fvisibility=hidden", *OPENMP]
+# The border only checks and passes on: at -O3 it would take as long to compile as all kernels of an instruction set.
+BORDER = ["-O1"]
+# What CFLAGS, LDFLAGS or CC must not ask for: it would change results, or, when linking, how the whole process rounds.
+INEXACT = re.compile(
+    "-(Ofast|ffast-math|f(unsafe-math-optimizations|associative-math|reciprocal-math|finite-math-only|cx-limited-range)"
+    "|fno-(signed-zeros|trapping-math)|frounding-math|fsingle-precision-constant|f(p-contract|p-model|excess-precision"
+    "|denormal-fp-math|denormal-fp-math-f32)=.*|mfpmath=.*|mrecip(=.*)?|mdaz-ftz)"
+)
 WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-function", "-Wno-unused-parameter"]
 
 WHAT_TO_INSTALL = (
@@ -29,7 +42,10 @@ CHECK = "#include <Python.h>\n#include <omp.h>\nint main(void) { return omp_get_
 
 
 class BuildKernels(build_ext):
-    """build_ext that first looks for a C compiler with OpenMP and the Python headers, and says what to install."""
+    """build_ext that first looks for a C compiler with OpenMP and the Python headers, and says what to install.
+
+    It compiles as many sources at a time as there are CPUs, and only those of which something changed.
+    """
 
     def build_extensions(self) -> None:
         if self.compiler.compiler_type == "msvc":
@@ -50,7 +66,40 @@ class BuildKernels(build_ext):
                     f"fastcore needs a C compiler with OpenMP and the Python headers; {command[0]!r} says:\n"
                     f"{done.stderr.strip()}\n{WHAT_TO_INSTALL}"
                 )
+        for name in ("compiler", "compiler_so", "linker_so", "linker_exe"):
+            self.leave_out_inexact(name)
+        compile_sources = self.compiler.compile
+
+        def compile_in_parallel(sources: "list[str]", **options: Any) -> "list[str]":
+            headers = b"".join(Path(name).read_bytes() for name in options["depends"])
+            options["depends"] = []
+
+            def compile_one(source: str) -> "list[str]":
+                flags = [*options["extra_postargs"], *(BORDER if source.endswith("_kernels.c") else [])]
+                one = {**options, "extra_postargs": flags}
+                stated = repr((self.compiler.compiler_so, sorted(one.items()))).encode()
+                digest = hashlib.sha256(b"\0".join([stated, headers, Path(source).read_bytes()])).hexdigest()
+                (target,) = self.compiler.object_filenames([source], output_dir=options["output_dir"])
+                made = Path(f"{target}.digest")
+                if not (made.is_file() and made.read_text() == digest and Path(target).is_file()):
+                    made.unlink(missing_ok=True)
+                    compile_sources([source], **one)
+                    made.write_text(digest)
+                return [target]
+
+            longest_first = sorted(sources, key=lambda source: -Path(source).stat().st_size - 10**6 * ("isa" in source))
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                return [target for targets in pool.map(compile_one, longest_first) for target in targets]
+
+        self.compiler.compile = compile_in_parallel
         super().build_extensions()
+
+    def leave_out_inexact(self, name: str) -> None:
+        command = getattr(self.compiler, name)
+        left_out = [word for word in command if INEXACT.fullmatch(word)]
+        if left_out:
+            print(f"fastcore is built without {' '.join(left_out)}, which would change its results", file=sys.stderr)
+            setattr(self.compiler, name, [word for word in command if word not in left_out])
 
 
 extension = Extension(

@@ -24,6 +24,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "every bit is specified, NaN too: compile without -ffast-math and its parts"
+#endif
+
 enum {
     FC_LANES = 16,
     FC_BLOCK_TOKENS = 32,

@@ -205,23 +205,6 @@ def test_wide_registers_are_used_behind_the_dispatch_only() -> None:
     assert found == {"ymm": {"isa_avx2.c", "isa_avx512.c"}, "zmm": {"isa_avx512.c"}}
 
 
-OLD_PROCESSOR = """
-import sys
-import numpy as np
-from fastcore import _kernels
-from fastcore.models import load_model
-from fastcore.engine.state import Piece, Sequence, StatePool, run_step
-
-model = load_model(__import__("pathlib").Path(sys.argv[1]))
-token_ids = [int(i) for i in sys.argv[3].split(",")]
-logits = np.empty((len(token_ids), model.config.vocab_size), np.float32)
-with Sequence(StatePool(model, 1 << 22)) as sequence:
-    run_step(model, [Piece(sequence, token_ids, range(len(token_ids)))], num_threads=2, logits=logits)
-np.save(sys.argv[2], logits)
-print(*_kernels.available_isas())
-"""
-
-
 @pytest.mark.skipif(not IS_X86, reason="about x86")
 def test_a_processor_without_avx_imports_and_computes_the_same_bits(data_folder: Path, tmp_path: Path) -> None:
     needed("qemu-x86_64")
@@ -233,8 +216,9 @@ def test_a_processor_without_avx_imports_and_computes_the_same_bits(data_folder:
     environment = {**os.environ, "PYTHONPATH": path, "FASTCORE_ISA": ""}
     found = []
     for command in ([sys.executable], emulator):
+        script = str(Path(__file__).with_name("old_processor.py"))
         done = subprocess.run(
-            [*command, "-c", OLD_PROCESSOR, *arguments], capture_output=True, text=True, timeout=300, env=environment
+            [*command, script, *arguments], capture_output=True, text=True, timeout=300, env=environment
         )
         assert (done.returncode, done.stderr) == (0, "")
         found.append((done.stdout.split(), np.load(arguments[1])))
