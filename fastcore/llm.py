@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcore.engine import loglikelihood as loglikelihoods
-from fastcore.engine.completion import Chunk, Completion, TextStream, completion, token_logprobs
+from fastcore.engine.completion import Chunk, Completion, completion, token_logprobs
 from fastcore.engine.sampling import Sampler, SamplingParams
 from fastcore.engine.scheduler import Request, Scheduler
 from fastcore.engine.state import StatePool
+from fastcore.engine.text_stream import TextStream
 from fastcore.errors import ContextLengthError, UnsupportedModelError
 from fastcore.models import Model, load_model
 from fastcore.text import chat_template
@@ -231,9 +232,7 @@ class LLM:
         wanted = DEFAULT_MAX_TOKENS if params.max_tokens is None else params.max_tokens
         endings = {*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}
         sampler = Sampler(params, self.config.vocab_size, token_ids, tuple(endings), seed_offset)
-        text = TextStream(
-            self.tokenizer.decoder(), params.stop if isinstance(params.stop, tuple) else (str(params.stop),)
-        )
+        text = TextStream(self.tokenizer, token_ids, tuple(params.stop), endings)
         request = Request(tuple(token_ids), params, sampler, min(wanted, room), frozenset(endings), text.push)
         return request, text
 

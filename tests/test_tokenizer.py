@@ -139,6 +139,7 @@ def stream(tokenizer: Tokenizer, ids: list[int], skip_special_tokens: bool = Tru
 # ---------------------------------------------------------------------- ids
 
 
+@pytest.mark.case("T10")
 @pytest.mark.parametrize("text", AWKWARD_TEXTS)
 @pytest.mark.parametrize("name", ["byte_level", "llama3", "metaspace", "sentencepiece"])
 def test_ids_and_offsets_equal_the_library(name, text):
@@ -172,6 +173,7 @@ def test_truncation_and_padding_stored_in_the_file_are_switched_off(tmp_path):
     assert len(ids) > 16
 
 
+@pytest.mark.case("T10")
 def test_lone_surrogates_and_other_types_are_clear_errors(tokenizer):
     with pytest.raises(ValueError, match=r"lone surrogate, U\+D800, at index 1"):
         tokenizer.encode("a\ud800b")
@@ -187,6 +189,7 @@ CHATML = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor 
 HELLO = [{"role": "user", "content": "hi"}]
 
 
+@pytest.mark.case("T01")
 def test_bos_is_written_once():
     plain = Tokenizer(llama3(), {**CONFIG, "chat_template": CHATML})
     with_bos = Tokenizer(llama3(), {**CONFIG, "chat_template": "{{ bos_token }}" + CHATML})
@@ -244,6 +247,7 @@ def test_unreadable_files_are_named(tmp_path):
 # ---------------------------------------------------------------------- decoding
 
 
+@pytest.mark.case("T07")
 def test_streamed_text_equals_one_shot_decoding(tokenizer):
     rng = random.Random(7)
     ids = [*range(tokenizer.vocab_size), tokenizer.vocab_size + 5, 2**31]
@@ -306,32 +310,6 @@ def test_a_byte_level_decoder_survives_any_bytes():
         data = bytes(rng.choice(awkward) for _ in range(rng.randint(1, 12)))
         ids = [by_byte[bytes([b])] for b in data]
         assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids) == data.decode(errors="replace")
-
-
-def test_a_push_costs_the_same_however_long_the_text(monkeypatch):
-    """Nothing the decoder keeps grows, and no push decodes more than a few tokens."""
-    for build in (byte_level, metaspace, sentencepiece):
-        tokenizer = Tokenizer(build(), CONFIG)
-        ids = tokenizer.encode("the capital of France is Paris, and so " * 200, add_special_tokens=False)
-        longest = 0
-
-        def decode(ids, skip_special_tokens=True, library=tokenizer._backend):
-            nonlocal longest
-            longest = max(longest, len(ids))
-            return library.decode(ids, skip_special_tokens=skip_special_tokens)
-
-        class Counting:
-            decoder, id_to_token = tokenizer._backend.decoder, tokenizer._backend.id_to_token
-            get_vocab = tokenizer._backend.get_vocab
-
-        Counting.decode = staticmethod(decode)
-        tokenizer._backend = Counting()
-        decoder = tokenizer.decoder()
-        text = "".join(decoder.push(i) for i in ids)
-        assert len(text) > 7000
-        assert longest <= 8
-        kept = [value for value in vars(decoder).values() if isinstance(value, (list, str, bytes))]
-        assert all(len(value) <= 8 for value in kept)
 
 
 def test_ids_beyond_the_vocabulary_give_no_text(tokenizer):

@@ -1,16 +1,11 @@
-"""From requests to text: chunks while it runs, a Completion at the end."""
+"""What comes out of a request: chunks while it runs, a Completion at the end."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fastcore.engine.scheduler import Request
 
-if TYPE_CHECKING:
-    from fastcore.text.tokenizer import IncrementalDecoder
-
-__all__ = ["Chunk", "Completion", "TextStream", "Timings", "TokenLogprob", "Usage", "completion"]
+__all__ = ["Chunk", "Completion", "Timings", "TokenLogprob", "Usage", "completion", "token_logprobs"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,8 @@ class Timings:
 class Completion:
     """What came out for one prompt.
 
-    finish_reason: stop (an end-of-sequence or stop token, or a stop string, which is not part of the text) | length.
+    text: what decoding prompt and new tokens gives beyond decoding the prompt, without special tokens.
+    finish_reason: stop (an end-of-sequence or stop token, or a stop string; none is part of the text) | length.
     token_ids: all new tokens, an ending token included.
     logprobs, prompt_logprobs: when asked for, one per new token and one per prompt token, None for the first.
     reasoning: what was split from the text, when asked for.
@@ -82,48 +78,6 @@ class Chunk:
     finish_reason: str | None = None
     logprobs: list[TokenLogprob] | None = None
     completion: Completion | None = None  # with the last chunk
-
-
-class TextStream:
-    """The text of a growing completion: whole characters only, and nothing that may turn out to begin a stop string."""
-
-    def __init__(self, decoder: "IncrementalDecoder", stop: Sequence[str]) -> None:
-        self.text = ""  # settled
-        self._pending = ""  # may be the beginning of a stop string
-        self._decoder = decoder
-        self._stop = stop
-        self._stopped = False
-
-    def push(self, token_id: int, may_stop: bool = True) -> bool:
-        """Add a token; whether a stop string is now complete (which is looked for only when it may stop)."""
-        return self._settle(self._decoder.push(token_id), self._stop if may_stop else ())
-
-    def finish(self) -> None:
-        """No token follows: what was held back is text after all."""
-        if not self._stopped:
-            self._settle(self._decoder.finish(), self._stop)
-            self.text += self._pending
-            self._pending = ""
-
-    def _settle(self, new: str, stops: Sequence[str]) -> bool:
-        self._pending += new
-        found = [(start, stop) for stop in stops if (start := self._pending.find(stop)) >= 0]
-        if found:
-            self.text += self._pending[: min(found)[0]]
-            self._pending, self._stopped = "", True
-            return True
-        keep = max((_overlap(self._pending, stop) for stop in stops), default=0)
-        self.text += self._pending[: len(self._pending) - keep]
-        self._pending = self._pending[len(self._pending) - keep :]
-        return False
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`, short of all of it."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
 
 
 def token_logprobs(request: Request, start: int = 0) -> list[TokenLogprob] | None:

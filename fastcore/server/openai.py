@@ -311,6 +311,10 @@ class _Answer:
         pairs = zip(request.token_ids[first:end], request.logprobs[first:end], strict=True)
         return [TokenLogprob(token_id, *values) for token_id, values in pairs]
 
+    def offsets(self, index: int, first: int, end: int) -> list[int]:
+        """How many code points of text came before each of the completion's tokens from first to end."""
+        return self.job.completions[index][1].offsets[first:end]
+
     def token(self, token_id: int) -> str:
         """A token as text; as "bytes:\\xe2\\x98" where it is no text by itself."""
         raw = self.llm.tokenizer.token_bytes(token_id)
@@ -332,10 +336,16 @@ def _text_choice(answer: _Answer, index: int, progress: Progress) -> Choice:
             values = zip(request.prompt_token_ids[1:], request.prompt_logprobs, strict=True)
             logprobs = [None, *(TokenLogprob(token_id, *value) for token_id, value in values), *logprobs]
     prompt = "" if answer.echo is None else answer.echo[index // answer.params.n]
+    offsets = [len(prompt) + offset for offset in answer.offsets(index, 0, progress.num_tokens)]
+    if answer.echo is not None:
+        before = answer.llm.tokenizer.text_offsets(request.prompt_token_ids)
+        offsets = [*(min(offset, len(prompt)) for offset in before), *offsets]
     return {
         "index": index,
         "text": prompt + progress.text,
-        "logprobs": None if logprobs is None else _text_logprobs(answer, logprobs, request.prompt_token_ids[0], 0),
+        "logprobs": None
+        if logprobs is None
+        else _text_logprobs(answer, logprobs, offsets, request.prompt_token_ids[0]),
         "finish_reason": progress.finish_reason,
     }
 
@@ -345,25 +355,23 @@ def _text_delta(answer: _Answer, index: int, before: Progress, now: Progress) ->
     return {
         "index": index,
         "text": now.text[len(before.text) :],
-        "logprobs": None if logprobs is None else _text_logprobs(answer, logprobs, 0, len(before.text)),
+        "logprobs": None
+        if logprobs is None
+        else _text_logprobs(answer, logprobs, answer.offsets(index, before.num_tokens, now.num_tokens)),
         "finish_reason": now.finish_reason,
     }
 
 
 def _text_logprobs(
-    answer: _Answer, logprobs: Sequence[TokenLogprob | None], first_token_id: int, offset: int
+    answer: _Answer, logprobs: Sequence[TokenLogprob | None], offsets: list[int], first_token_id: int = 0
 ) -> dict[str, Any]:
     """OpenAI's four parallel lists. The first token of a prompt, first_token_id, has no logprob."""
-    tokens, offsets = [], []
-    for item in logprobs:
-        tokens.append(answer.token(first_token_id if item is None else item.token_id))
-        offsets.append(offset)
-        offset += len(tokens[-1])
     return {
-        "tokens": tokens,
+        "tokens": [answer.token(first_token_id if item is None else item.token_id) for item in logprobs],
         "token_logprobs": [None if item is None else item.logprob for item in logprobs],
         "top_logprobs": [
-            None if item is None else {answer.token(token_id): value for token_id, value in item.top}
+            # the chosen token too, which may not be one of the most probable
+            None if item is None else {answer.token(i): x for i, x in (*item.top, (item.token_id, item.logprob))}
             for item in logprobs
         ],
         "text_offset": offsets,

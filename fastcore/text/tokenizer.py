@@ -1,13 +1,11 @@
-"""Text to token ids and back: the `tokenizers` library, the checkpoint's chat template, and incremental decoding."""
+"""Text to token ids and back: the `tokenizers` library and the checkpoint's chat template."""
 
 from __future__ import annotations
 
-import codecs
-import json
+import copy
 import operator
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,15 @@ import tokenizers
 from fastcore.checkpoints.strict_json import read_object
 from fastcore.errors import ChatTemplateError, CheckpointError
 from fastcore.text.chat_template import ChatTemplate, split_reasoning
+from fastcore.text.decoding import (
+    IncrementalDecoder,
+    Stages,
+    byte_level_bytes,
+    decoder_kinds,
+    decoder_stages,
+    fallback_byte,
+    text_offsets,
+)
 
 __all__ = ["IncrementalDecoder", "Tokenizer", "split_reasoning"]
 
@@ -41,12 +48,14 @@ class Tokenizer:
         self._special_tokens = _special_tokens(config)
         sources = chat_templates or _config_templates(config.get("chat_template"))
         self._templates = {name: ChatTemplate(source) for name, source in sources.items()}
-        self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        added = backend.get_added_tokens_decoder()
+        self.special_tokens = {i: token.content for i, token in added.items() if token.special}  # their texts, by id
+        self.special_ids = frozenset(self.special_tokens)
         self.bos_token_id: int | None = self._special_id("bos_token")
         self.pad_token_id: int | None = self._special_id("pad_token")
         eos = self._special_id("eos_token")
         self.eos_token_ids: tuple[int, ...] = () if eos is None else (eos,)
-        self._pieces: dict[int, str] = {}
+        self._pieces: dict[int, bytes] = {}
 
     @classmethod
     def open(cls, path: str | Path) -> Tokenizer:
@@ -123,15 +132,19 @@ class Tokenizer:
         ids = [operator.index(i) for i in token_ids]
         if ids and not 0 <= min(ids) <= max(ids) < 2**32:
             raise ValueError(f"token ids must be from 0 to 2**32 - 1; got {min(ids)} to {max(ids)}")
-        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
-
-    def decoder(self, skip_special_tokens: bool = True) -> IncrementalDecoder:
-        """A fresh decoder of one stream of token ids."""
         if self._is_byte_level:
-            return _ByteDecoder(self, skip_special_tokens)
-        if self._anchor is not None:
-            return _PieceDecoder(self, skip_special_tokens)
-        return _WholeDecoder(self, skip_special_tokens)
+            return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        decoder = self.decoder(skip_special_tokens)
+        return "".join(map(decoder.push, ids)) + decoder.finish()
+
+    def decoder(self, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> IncrementalDecoder:
+        """A fresh decoder of one stream of token ids, which follows the ids `after`."""
+        skipped = self.special_ids if skip_special_tokens else frozenset[int]()
+        return IncrementalDecoder(self._backend.id_to_token, self._stages, skipped, after)
+
+    def text_offsets(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]:
+        """For each token, how many code points of the text of them all stand before it."""
+        return text_offsets(self.decoder(skip_special_tokens), token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for inside a text; b"" for an id the tokenizer does not know."""
@@ -139,62 +152,32 @@ class Tokenizer:
         if token is None:
             return b""
         if self._is_byte_level:
-            table = _byte_level_table()
-            try:
-                return bytes([table[c] for c in token])
-            # an added token with characters outside the byte alphabet stands for itself
-            except KeyError:
-                return token.encode()
-        if self._has_byte_fallback and (byte := _fallback_byte(token)) is not None:
+            return byte_level_bytes(token)
+        if self._has_byte_fallback and (byte := fallback_byte(token)) is not None:
             return bytes([byte])
-        return self._piece(token_id).encode()
-
-    @cached_property
-    def _decoder_steps(self) -> list[dict[str, Any]]:
-        """The parts of the library's decoder, flattened."""
-
-        def flatten(step: dict[str, Any]) -> list[dict[str, Any]]:
-            return [leaf for s in step["decoders"] for leaf in flatten(s)] if step["type"] == "Sequence" else [step]
-
-        decoder = self._backend.decoder
-        return [] if decoder is None else flatten(json.loads(decoder.__getstate__()))
-
-    @cached_property
-    def _is_byte_level(self) -> bool:
-        return [step["type"] for step in self._decoder_steps if step["type"] != "Fuse"] == ["ByteLevel"]
-
-    @cached_property
-    def _has_byte_fallback(self) -> bool:
-        return any(step["type"] == "ByteFallback" for step in self._decoder_steps)
-
-    @cached_property
-    def _anchor(self) -> int | None:
-        """A token to put before another, so that the other is decoded as it is inside a text.
-
-        None when the decoder has a part whose result depends on more than a token and whether it is the first.
-        """
-        kinds = [step["type"] for step in self._decoder_steps]
-        split = kinds.index("Fuse") if "Fuse" in kinds else len(kinds)
-        if (
-            not set(kinds[:split]) <= {"Metaspace", "Replace", "ByteFallback", "WordPiece"}
-            or not set(kinds[split:]) <= {"Fuse", "Strip"}
-            or any(step["stop"] > 0 for step in self._decoder_steps if step["type"] == "Strip")
-        ):
-            return None
-        for token, token_id in sorted(self._backend.get_vocab().items(), key=operator.itemgetter(1)):
-            if token_id not in self.special_ids and token.isascii() and token.isalnum():
-                return token_id
-        return None
-
-    def _piece(self, token_id: int) -> str:
-        """The text of a token that is not the first one."""
         piece = self._pieces.get(token_id)
         if piece is None:
-            anchor = [] if self._anchor is None else [self._anchor]
-            before = self._backend.decode(anchor, skip_special_tokens=False)
-            piece = self._backend.decode([*anchor, token_id], skip_special_tokens=False)[len(before) :]
-            self._pieces[token_id] = piece
+            stages = copy.deepcopy(self._stages)
+            before = stages.push("x")
+            text = before + stages.push(token) + stages.finish()
+            piece = self._pieces[token_id] = text.removeprefix("x").encode()
         return piece
+
+    @cached_property
+    def _stages(self) -> Stages:
+        return decoder_stages(self._backend.decoder)
+
+    @cached_property
+    def _decoder_kinds(self) -> list[str]:
+        return decoder_kinds(self._backend.decoder)
+
+    @property
+    def _is_byte_level(self) -> bool:
+        return self._decoder_kinds == ["ByteLevel"]
+
+    @property
+    def _has_byte_fallback(self) -> bool:
+        return "ByteFallback" in self._decoder_kinds
 
     # ------------------------------------------------------------------ chat
 
@@ -249,117 +232,6 @@ class Tokenizer:
                 f"this checkpoint has no chat template named {name!r}; it has {sorted(self._templates)}"
             )
         return self._templates[name]
-
-
-class IncrementalDecoder(ABC):
-    """Turns a stream of token ids into text as early as it is certain.
-
-    The pushed texts and finish(), joined, equal `Tokenizer.decode` of all ids. A character that is not complete is
-    held back. The cost of a push does not grow with the text so far.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
-        self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
-
-    def push(self, token_id: int) -> str:
-        """The text that this token makes certain, often its own, "" while a character is incomplete."""
-        return "" if token_id in self._skipped else self._push(token_id)
-
-    @abstractmethod
-    def _push(self, token_id: int) -> str: ...
-
-    @abstractmethod
-    def finish(self) -> str:
-        """What was held back; incomplete characters come out as U+FFFD. No push may follow."""
-
-
-class _ByteDecoder(IncrementalDecoder):
-    """Byte-level tokenizers: a text is the UTF-8 reading of its tokens' bytes."""
-
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
-        super().__init__(tokenizer, skip_special_tokens)
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def _push(self, token_id: int) -> str:
-        return self._utf8.decode(self._tokenizer.token_bytes(token_id))
-
-    def finish(self) -> str:
-        return self._utf8.decode(b"", True)
-
-
-class _PieceDecoder(IncrementalDecoder):
-    """Tokenizers that mark spaces: every token has a fixed text, but for the first one (its space is dropped) and for
-    runs of byte tokens, which are one valid UTF-8 text or all U+FFFD and so wait for the run's end."""
-
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
-        super().__init__(tokenizer, skip_special_tokens)
-        self._start: list[int] | None = []  # all ids so far, until they give a text
-        self._run: list[int] = []  # byte tokens
-
-    def _push(self, token_id: int) -> str:
-        token = self._tokenizer._backend.id_to_token(token_id)
-        if token is None:
-            return ""
-        if self._tokenizer._has_byte_fallback and _fallback_byte(token) is not None:
-            self._run.append(token_id)
-            return ""
-        return self._flush() + self._text([token_id])
-
-    def finish(self) -> str:
-        return self._flush()
-
-    def _flush(self) -> str:
-        run, self._run = self._run, []
-        return self._text(run) if run else ""
-
-    def _text(self, ids: list[int]) -> str:
-        if self._start is not None:
-            self._start += ids
-            text = self._tokenizer.decode(self._start, skip_special_tokens=False)
-            if text:
-                self._start = None
-            return text
-        if len(ids) == 1:
-            return self._tokenizer._piece(ids[0])
-        anchor = self._tokenizer._anchor
-        assert anchor is not None
-        before = self._tokenizer._backend.decode([anchor])
-        return self._tokenizer._backend.decode([anchor, *ids])[len(before) :]
-
-
-class _WholeDecoder(IncrementalDecoder):
-    """A decoder of another kind: nothing is certain before the end."""
-
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
-        super().__init__(tokenizer, skip_special_tokens)
-        self._ids: list[int] = []
-
-    def _push(self, token_id: int) -> str:
-        self._ids.append(token_id)
-        return ""
-
-    def finish(self) -> str:
-        return self._tokenizer.decode(self._ids, skip_special_tokens=False)
-
-
-@cache
-def _byte_level_table() -> dict[str, int]:
-    """The byte that each character of a byte-level token stands for: printable Latin-1 characters stand for their own
-    code, the other bytes, in order, for U+0100 onwards."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = sorted(set(range(256)) - set(printable))
-    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
-
-
-def _fallback_byte(token: str) -> int | None:
-    """65 for "<0x41>", the spelling of a byte in tokenizers with byte fallback; None for other tokens."""
-    if len(token) != 6 or not token.startswith("<0x") or token[5] != ">":
-        return None
-    try:
-        return int(token[3:5], 16)
-    except ValueError:
-        return None
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
