@@ -6,12 +6,10 @@ any company.
 
 import math
 import re
-from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -19,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcore._kernels import BLOCK_TOKENS, viterbi
-from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
-from fastcore.errors import ContextLengthError, NonFiniteError, UnsupportedModelError
-from fastcore.locks import Lock
+from fastcore.engine.passage import Passage
+from fastcore.engine.scheduler import MAX_ROWS, MAX_RUNNING, Caller, Results, Scheduler
+from fastcore.engine.state import StatePool
+from fastcore.errors import ContextLengthError, UnsupportedModelError
 from fastcore.model.weights import Weights
-from fastcore.models import Model, record_model
+from fastcore.models import record_model
 from fastcore.models.pii_masking import decoding
 from fastcore.pii.masking import MaskedText, MaskingRules, Operator
 from fastcore.pii.spans import (
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Classification", "TokenClassifier", "TokenScores"]
 
-STEP_ROWS = 512  # of a step of several windows; a longer window is a step of its own
-STEP_WINDOWS = 128
 LONG_TEXT = ("windows", "error", "truncate")
 OFFSETS = ("code_points", "utf8", "utf16")
 OVERLAP = 128
@@ -127,105 +124,22 @@ class Classification:
         }
 
 
-# ---- Steps
+# ---- One text on its way
 
 
 @dataclass(eq=False)
 class _Reading:
-    """One text on its way through the model. scores: f32 [window tokens, score columns] of each window that is done."""
+    """A text, its tokens, and its windows as works of the scheduler. error: why it is not read."""
 
     text: str
     token_ids: list[int]
     offsets: list[Span]
     num_tokens: int
     windows: list[Window]
-    scores: dict[Window, NDArray[np.float32]] = field(default_factory=dict)
     error: Exception | None = None
 
-    @property
-    def is_done(self) -> bool:
-        return self.error is not None or len(self.scores) == len(self.windows)
-
-    @property
-    def rows_left(self) -> int:
-        left = () if self.is_done else (window for window in self.windows if window not in self.scores)
-        return sum(end - start for start, end in left)
-
-
-class _StepQueue:
-    """Windows of all callers, in order of arrival. Whoever waits for a result runs steps, which serve all callers."""
-
-    def __init__(self, model: Model, num_threads: int, max_window: int) -> None:
-        self._model = model
-        self._num_threads = num_threads
-        blocks = max(_blocks(max_window), STEP_WINDOWS + _blocks(STEP_ROWS))
-        self._pool = StatePool(model, blocks * StatePool(model, 0).block_bytes)
-        self._waiting: deque[tuple[_Reading, Window]] = deque()
-        self._lock = Lock()  # around every use of the deque
-        self._turn = Lock()  # held during a step
-
-    def put(self, reading: _Reading) -> None:
-        with self._lock.usable():
-            self._waiting.extend((reading, window) for window in reading.windows)
-
-    def drop(self, readings: Collection[_Reading]) -> None:
-        """Forget windows that nobody waits for any more."""
-        gone = set(map(id, readings))
-        with self._lock.usable():
-            self._waiting = deque(item for item in self._waiting if id(item[0]) not in gone)
-
-    def finish(self, reading: _Reading) -> None:
-        """Run steps until the reading is done."""
-        while not reading.is_done:
-            with self._turn.usable():
-                if not reading.is_done:
-                    self._step()
-
-    def _step(self) -> None:
-        self._drop_scored()  # what an interrupted step has left
-        batch = self._next_batch()
-        outputs = self._scores([reading.token_ids[window.start : window.end] for reading, window in batch])
-        for (reading, window), scores in zip(batch, outputs, strict=True):
-            if not np.isfinite(scores).all():
-                reading.error = NonFiniteError(
-                    f"the label scores of tokens {window.start} to {window.end - 1} are not finite; a weight is NaN or "
-                    "infinite, or activations overflow"
-                )
-            reading.scores[window] = scores
-        self._drop_scored()
-
-    def _drop_scored(self) -> None:
-        with self._lock.usable():
-            while self._waiting and (self._waiting[0][0].is_done or self._waiting[0][1] in self._waiting[0][0].scores):
-                self._waiting.popleft()
-
-    def _next_batch(self) -> list[tuple[_Reading, Window]]:
-        """The first windows in line. They stay there until they have scores, so that an interrupted step loses none."""
-        batch: list[tuple[_Reading, Window]] = []
-        rows = 0
-        with self._lock.usable():
-            for reading, window in islice(self._waiting, STEP_WINDOWS):
-                rows += window.end - window.start
-                if batch and rows > STEP_ROWS:
-                    break
-                batch.append((reading, window))
-        return batch
-
-    def _scores(self, windows: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
-        """Scores f32 [window tokens, score columns] of token ids, as one step."""
-        sequences = [SequenceState(self._pool) for _ in windows]
-        pieces = [Piece(seq, ids, range(len(ids))) for seq, ids in zip(sequences, windows, strict=True)]
-        output = np.empty((sum(map(len, windows)), self._model.program.output_width), np.float32)
-        try:
-            run_step(self._model, pieces, num_threads=self._num_threads, logits=output)
-        finally:
-            for sequence in sequences:
-                sequence.free()
-        return np.split(output, np.cumsum([len(ids) for ids in windows])[:-1])
-
-
-def _blocks(num_tokens: int) -> int:
-    return -(-num_tokens // BLOCK_TOKENS)
+    def __post_init__(self) -> None:
+        self.passages = [Passage(self.token_ids[start:end], start) for start, end in self.windows]
 
 
 # ---- The classifier
@@ -281,7 +195,9 @@ class TokenClassifier:
             self.model = record_model(self.config, Weights(checkpoint, dtype, self.num_threads))
         self.labels = self._decoding.labels
         self._transition_scores = self.labels.transition_scores(*self.operating_point, legal=self._decoding.legal)
-        self._queue = _StepQueue(self.model, self.num_threads, self.max_seq_len)
+        blocks = MAX_RUNNING + _blocks(max(self.max_seq_len, MAX_ROWS))
+        pool = StatePool(self.model, blocks * StatePool(self.model, 0).block_bytes)
+        self._scheduler = Scheduler(self.model, pool, self.num_threads)
 
     @cached_property
     def tokenizer(self) -> "Tokenizer":
@@ -354,12 +270,7 @@ class TokenClassifier:
             raise ContextLengthError(f"{len(ids)} tokens and the window holds {self.max_seq_len}")
         windows = [Window(0, len(ids))] if ids else []
         reading = _Reading("", ids, [(0, 0)] * len(ids), len(ids), windows)
-        self._queue.put(reading)
-        try:
-            self._queue.finish(reading)
-        finally:
-            self._queue.drop([reading])
-        scores = self._scores(reading)
+        scores = next(self._results([reading], self._scores))
         return scores.logits, scores.sensitivity_logit
 
     # ---------------------------------------------------------------- many texts
@@ -369,39 +280,22 @@ class TokenClassifier:
     ) -> T | list[T] | Iterator[T]:
         """One result for a string, a list for what has a length, an iterator for an iterator."""
         if isinstance(texts, str):
-            return next(self._results([texts], finish, boundaries))
+            return next(self._results(iter([self._read(0, texts, boundaries)]), finish))
         if isinstance(texts, bytes | bytearray | Mapping) or not isinstance(texts, Iterable):
             raise TypeError(f"texts is {type(texts).__name__}; expected a string, or strings in a list or an iterator")
         if boundaries:
             raise ValueError("boundaries belong to one text; classify texts that have them one at a time")
-        results = self._results(texts, finish)
+        results = self._results((self._read(i, text, ()) for i, text in enumerate(texts)), finish)
         return list(results) if isinstance(texts, Sized) else results
 
-    def _results(
-        self, texts: Iterable[str], finish: Callable[[_Reading], T], boundaries: Sequence[int] = ()
-    ) -> Iterator[T]:
-        with closing(self._readings(texts, boundaries)) as readings:
-            yield from map(finish, readings)
+    def _results(self, readings: Iterable[_Reading], finish: Callable[[_Reading], T]) -> Results[T]:
+        caller = Caller()
 
-    def _readings(self, texts: Iterable[str], boundaries: Sequence[int]) -> Generator[_Reading, None, None]:
-        """The texts in order, each when it is done. Reads ahead as far as fills a step."""
-        source = enumerate(texts)
-        ahead: deque[_Reading] = deque()
-        try:
-            while True:
-                if not ahead or not ahead[0].is_done:
-                    room = STEP_ROWS - sum(reading.rows_left for reading in ahead)
-                    while room > 0 and len(ahead) < STEP_WINDOWS and (item := next(source, None)):
-                        reading = self._read(*item, boundaries)
-                        self._queue.put(reading)
-                        ahead.append(reading)
-                        room -= reading.rows_left
-                if not ahead:
-                    return
-                self._queue.finish(ahead[0])
-                yield ahead.popleft()
-        finally:
-            self._queue.drop(ahead)
+        def results() -> Generator[T, None, None]:
+            with closing(self._scheduler.in_order(readings, lambda reading: reading.passages, caller)) as done:
+                yield from map(finish, done)
+
+        return Results(caller, results())
 
     def _read(self, index: int, text: str, boundaries: Sequence[int]) -> _Reading:
         """Tokens and windows of a text. What is wrong with it is raised when its turn comes."""
@@ -425,7 +319,7 @@ class TokenClassifier:
     def _scores(self, reading: _Reading) -> TokenScores:
         if reading.error is not None:
             raise reading.error
-        parts = [reading.scores[window] for window in reading.windows]
+        parts = [passage.scores for passage in reading.passages if passage.scores is not None]
         num_labels = len(self.labels.names)
         if parts:
             merged = merge_windows(reading.windows, [part[:, :num_labels] for part in parts])
@@ -469,6 +363,10 @@ class TokenClassifier:
         if not 0 <= token_id < self.config.vocab_size:
             raise ValueError(f"token id {token_id} is outside the vocabulary of {self.config.vocab_size}")
         return int(token_id)
+
+
+def _blocks(num_tokens: int) -> int:
+    return -(-num_tokens // BLOCK_TOKENS)
 
 
 _NEVER = np.float32(-1e30)

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from fastcore.engine import loglikelihood as loglikelihoods
 from fastcore.engine.completion import Chunk, Completion, completion, token_logprobs
+from fastcore.engine.request import Request
 from fastcore.engine.sampling import Sampler, SamplingParams
-from fastcore.engine.scheduler import Request, Scheduler
+from fastcore.engine.scheduler import Scheduler
 from fastcore.engine.state import StatePool
 from fastcore.engine.text_stream import TextStream
 from fastcore.errors import ContextLengthError, UnsupportedModelError
@@ -264,7 +265,7 @@ class LLM:
         The sequences of a list may differ in length; they share steps, and each gets the logits it would get alone.
         """
         batch, is_single = self._batch(token_ids)
-        results = loglikelihoods.logits(self, batch)
+        results = loglikelihoods.logits(self._scheduler, batch, self.max_seq_len)
         return results[0] if is_single else results
 
     # ---------------------------------------------------------------- scoring
@@ -282,8 +283,9 @@ class LLM:
         list, computed as one batch. Raises ContextLengthError where both do not fit the context.
         """
         if continuation is not None:
-            return loglikelihoods.loglikelihoods(self, [self._pair(context, continuation)])[0]
-        return loglikelihoods.loglikelihoods(self, [self._pair(*pair) for pair in context])
+            return self.loglikelihood([(context, continuation)])[0]
+        pairs = [self._pair(*pair) for pair in context]
+        return loglikelihoods.loglikelihoods(self._scheduler, pairs, self.max_seq_len)
 
     @property
     def start_token_id(self) -> int | None:
@@ -310,7 +312,8 @@ class LLM:
         """
         window = self.max_seq_len if window is None else window
         stride = window if stride is None else stride
-        return loglikelihoods.perplexity(self, self._prompt_ids(text), window, stride, progress)
+        ids = self._prompt_ids(text)
+        return loglikelihoods.perplexity(self._scheduler, ids, window, stride, self.max_seq_len, progress)
 
     def embed(
         self, texts: Prompt | Sequence[Prompt], *, pooling: str = "mean", normalize: bool = True
@@ -321,7 +324,7 @@ class LLM:
         position). normalize: to length 1.
         """
         batch, is_single = self._batch(texts)
-        vectors = loglikelihoods.embed(self, batch, pooling, normalize)
+        vectors = loglikelihoods.embed(self._scheduler, batch, self.max_seq_len, pooling, normalize)
         return vectors[0] if is_single else vectors
 
 

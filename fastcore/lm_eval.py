@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fastcore.engine import loglikelihood
+from fastcore.engine.loglikelihood import encode_pair
 from fastcore.engine.sampling import SamplingParams
 from fastcore.errors import MissingPackageError
 from fastcore.llm import LLM
@@ -66,14 +66,12 @@ class FastcoreLM(LM):  # type: ignore[misc, unused-ignore]
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Each request's args are (context, continuation). What exceeds the context is cut off on the left."""
         pairs = [
-            loglikelihood.encode_pair(
-                self.llm.tokenizer, context, continuation, self._start_id, self._adds_special(context)
-            )
+            encode_pair(self.llm.tokenizer, context, continuation, self._start_id, self._adds_special(context))
             for context, continuation in (request.args for request in requests)
         ]
         results: list[tuple[float, bool]] = []
         for batch in self._batches(pairs, disable_tqdm):
-            results += loglikelihood.loglikelihoods(self.llm, [self._cut(pair) for pair in batch])
+            results += self.llm.loglikelihood([self._cut(pair) for pair in batch])
         self._cache("loglikelihood", requests, results)
         return results
 
@@ -87,11 +85,7 @@ class FastcoreLM(LM):  # type: ignore[misc, unused-ignore]
             windows += map(make_disjoint_window, found)
             owners += [i] * (len(windows) - len(owners))
         results = [0.0] * len(requests)
-        scores = (
-            score
-            for batch in self._batches(windows, disable_tqdm)
-            for score, _ in loglikelihood.loglikelihoods(self.llm, batch)
-        )
+        scores = (score for batch in self._batches(windows, disable_tqdm) for score, _ in self.llm.loglikelihood(batch))
         for i, score in zip(owners, scores, strict=True):
             results[i] += score
         self._cache("loglikelihood_rolling", requests, results)

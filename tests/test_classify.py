@@ -14,7 +14,8 @@ from labelled import labelled_checkpoint
 from tiny import write_tokenizer
 
 from fastcore import ContextLengthError, TokenClassifier
-from fastcore.classify import STEP_ROWS, STEP_WINDOWS, TokenScores
+from fastcore.classify import TokenScores
+from fastcore.engine.scheduler import MAX_ROWS, MAX_RUNNING
 from fastcore.pii.masking import unmask
 
 PERSON, PHONE = "private_person", "private_phone"
@@ -201,7 +202,7 @@ def test_special_tokens_written_in_a_text_are_no_entity(random: TokenClassifier)
 def mixed_texts() -> list[str]:
     """Empty, short, blank, exactly and more than a step, in no order."""
     short = [words(n, n) for n in range(1, 40)]
-    return ["", "a b c", words(3), words(STEP_ROWS), " ", "", *short, words(200), "\n", "x"]
+    return ["", "a b c", words(3), words(MAX_ROWS), " ", "", *short, words(200), "\n", "x"]
 
 
 def test_each_text_equals_its_solo_run(random: TokenClassifier, mixed_texts: list[str]) -> None:
@@ -256,7 +257,7 @@ def test_an_iterator_is_read_as_it_is_consumed(random: TokenClassifier) -> None:
     results = random(endless())
     for given, result in enumerate(itertools.islice(results, 500), start=1):
         assert result.text == ("" if given % 3 == 0 else f"hello {given}")
-        assert taken - given <= STEP_WINDOWS
+        assert taken - given <= MAX_RUNNING
     results.close()
 
 
@@ -270,9 +271,9 @@ def test_masks_and_scores_of_an_iterator(random: TokenClassifier) -> None:
 def test_an_abandoned_iterator_leaves_no_work(random: TokenClassifier) -> None:
     results = random(words(30, n) for n in range(100))
     next(results)
-    assert random._queue._waiting
+    assert random._scheduler.num_requests
     del results
-    assert not random._queue._waiting
+    assert not random._scheduler.num_requests
 
 
 def test_a_faulty_text_raises_in_its_turn(tiny_folder: Callable[..., Path]) -> None:
@@ -281,7 +282,7 @@ def test_a_faulty_text_raises_in_its_turn(tiny_folder: Callable[..., Path]) -> N
     assert [next(results).text, next(results).text] == ["a", "b"]
     with pytest.raises(ContextLengthError, match="text 2 has"):
         next(results)
-    assert not pii._queue._waiting
+    assert not pii._scheduler.num_requests
     assert pii("c").text == "c"
 
 
@@ -289,7 +290,7 @@ def test_an_interrupted_step_leaves_everything_as_it_was(
     random: TokenClassifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [words(n) for n in range(1, 60)]
-    expected, free = random.score(texts), random._queue._pool.free_positions
+    expected, free = random.score(texts), random._scheduler.pool.free_positions
 
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
@@ -297,13 +298,13 @@ def test_an_interrupted_step_leaves_everything_as_it_was(
     others = random.score(iter(texts))
     first = next(others)
     with monkeypatch.context() as patch:
-        patch.setattr("fastcore.classify.run_step", interrupted)
+        patch.setattr("fastcore.engine.scheduler.run_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             random("hello")
-    assert random._queue._pool.free_positions == free
     for scores, solo in zip([first, *others], expected, strict=True):
         assert_same(scores, solo)
-    assert not random._queue._waiting
+    assert not random._scheduler.num_requests
+    assert random._scheduler.pool.free_positions == free
 
 
 def test_callers_on_several_threads_get_their_own_results(random: TokenClassifier) -> None:

@@ -16,8 +16,9 @@ from tiny import TOKENIZER_SIZE, from_bf16, make_prompt, tiny_checkpoint
 from fastcore import _kernels
 from fastcore.checkpoints.fh1w import export_fh1w
 from fastcore.checkpoints.folder import open_checkpoint
+from fastcore.engine.request import Request
 from fastcore.engine.sampling import Sampler, SamplingParams
-from fastcore.engine.scheduler import Request, Scheduler
+from fastcore.engine.scheduler import Scheduler
 from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
 from fastcore.errors import CacheFullError, CheckpointError, UnsupportedModelError
 from fastcore.model.config import FalconMultipliers, load_config

@@ -12,7 +12,7 @@ from tiny import make_prompt, write_weights
 
 from fastcore import LLM, ContextLengthError
 from fastcore.checkpoints.folder import open_checkpoint
-from fastcore.engine import loglikelihood
+from fastcore.engine import scheduler
 
 ORACLES = {"qwen2": qwen2, "llama": llama, "qwen3": qwen3, "falcon_h1": falcon_h1}
 
@@ -173,8 +173,8 @@ def test_the_size_of_the_steps_does_not_matter(
         ]
 
     expected = scores()
-    monkeypatch.setattr(loglikelihood, "MAX_ROWS", rows)
-    monkeypatch.setattr(loglikelihood, "LOGIT_BYTES", 4 * llm.config.vocab_size * outputs)
+    monkeypatch.setattr(scheduler, "MAX_ROWS", rows)
+    monkeypatch.setattr(scheduler, "LOGIT_BYTES", 4 * llm.config.vocab_size * outputs)
     for found, other in zip(scores(), expected, strict=True):
         assert np.array_equal(found, other)
 

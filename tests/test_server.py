@@ -172,12 +172,12 @@ def test_no_such_path_or_method(port: int) -> None:
 def test_a_model_that_fails_is_the_servers_fault(tiny_folder: Callable[..., Path], monkeypatch: Any) -> None:
     pii = TokenClassifier(tiny_folder("pii_masking"), num_threads=1)
     with serving(pii, NAMES) as port:
-        monkeypatch.setattr(pii._queue, "_scores", lambda windows: [np.full((len(w), 38), np.nan) for w in windows])
+        monkeypatch.setattr("fastcore.engine.scheduler.run_step", lambda *_, logits, **__: logits.fill(np.nan))
         status, answer, _ = call(port, "POST", "/v1/pii", {"sequences": ["x"]})
         assert status == 500
         assert "are not finite" in answer["error"]["message"]
         assert answer["error"]["type"] == "server_error"
-        monkeypatch.setattr(pii._queue, "_scores", lambda windows: 1 / 0)
+        monkeypatch.setattr("fastcore.engine.scheduler.run_step", lambda *_, **__: 1 / 0)
         status, answer, _ = call(port, "POST", "/v1/pii", {"sequences": ["x"]})
         assert (status, answer["error"]["message"]) == (500, "internal error; the server's log has the details")
         monkeypatch.undo()
@@ -240,12 +240,12 @@ def test_a_client_that_leaves(port: int, classifier: TokenClassifier) -> None:
     body = json.dumps({"sequences": ["BOB " * 50] * 400}).encode()
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(b"POST /v1/pii HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        while not classifier._queue._waiting:
+        while not classifier._scheduler.num_requests:
             time.sleep(0.001)
     deadline = time.monotonic() + 30
-    while classifier._queue._waiting and time.monotonic() < deadline:
+    while classifier._scheduler.num_requests and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not classifier._queue._waiting
+    assert not classifier._scheduler.num_requests
     assert still_serves(port)
 
 

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from fastcore.engine.scheduler import Request
+from fastcore.engine.request import Request
 
 __all__ = ["Chunk", "Completion", "Timings", "TokenLogprob", "Usage", "completion", "token_logprobs"]
 

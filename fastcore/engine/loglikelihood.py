@@ -1,47 +1,130 @@
-"""What a model makes of given text: logits, log-likelihoods, perplexity, embeddings. Many texts share each step."""
+"""What a model makes of texts: logits, log-likelihoods, perplexity, embeddings. Texts are works of the scheduler."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastcore.engine.sampling import logprobs_of
-from fastcore.engine.scheduler import MAX_ROWS
-from fastcore.engine.state import Piece, SequenceState, run_step
-from fastcore.errors import CacheFullError, ContextLengthError, NonFiniteError
+from fastcore.engine.scheduler import Array, Best, Scheduler, Work
+from fastcore.errors import ContextLengthError, NonFiniteError
 
 if TYPE_CHECKING:
-    from fastcore.llm import LLM
     from fastcore.text.tokenizer import Tokenizer
 
 __all__ = ["POOLINGS", "embed", "encode_pair", "logits", "loglikelihoods", "perplexity"]
 
-LOGIT_BYTES = 1 << 27  # of logits that a step may write
 POOLINGS = ("mean", "last")
 
-Array = NDArray[np.float32]
+
+# ---- Works
 
 
-@dataclass(frozen=True)
-class _Text:
-    """Token ids to run, of which the outputs from index `first` on are wanted."""
+@dataclass(eq=False)
+class _Text(Work):
+    """Given tokens, of which the outputs from position `first` on are wanted. index: which of the caller's texts."""
 
-    token_ids: Sequence[int]
+    index: int
     first: int = 0
+    next: int = field(default=0, init=False)  # position after the last output that was taken
+
+    @property
+    def name(self) -> str:
+        return f"text {self.index}"
+
+    @property
+    def first_output(self) -> int:
+        return max(self.first, self.next)
+
+    def take(self, outputs: Array, best: Best) -> None:
+        start = self.first_output
+        if (best < 0).any():
+            raise NonFiniteError(
+                f"{self.name}: the output at position {start + int((best < 0).argmax())} is not finite; a weight is "
+                "NaN or infinite, or activations overflow"
+            )
+        self._keep(start, outputs, best)
+        self.next = start + len(outputs)
+        if self.next == self.num_tokens:
+            self.finish("done")
+
+    def _keep(self, start: int, outputs: Array, best: Best) -> None:
+        """Keep what is wanted of the outputs from position `start` on. May be called again with the same."""
+        raise NotImplementedError
 
 
-def logits(llm: "LLM", token_lists: Sequence[Sequence[int]]) -> list[Array]:
-    """Logits at every position of each list: f32 [num_tokens, vocab_size]."""
-    results = [np.empty((len(ids), llm.config.vocab_size), np.float32) for ids in token_lists]
-    for i, start, rows, _ in _outputs(llm, [_Text(ids) for ids in token_lists]):
-        results[i][start : start + len(rows)] = rows
-    return results
+@dataclass(eq=False)
+class _Logits(_Text):
+    """values: f32 [num_tokens, vocab_size]."""
+
+    values: Array | None = field(default=None, init=False)
+
+    def _keep(self, start: int, outputs: Array, best: Best) -> None:
+        if self.values is None:
+            self.values = np.empty((self.num_tokens, outputs.shape[1]), np.float32)
+        self.values[start : start + len(outputs)] = outputs
 
 
-def loglikelihoods(llm: "LLM", pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, bool]]:
+@dataclass(eq=False)
+class _Scored(_Text):
+    """Logprobs of the tokens after `first`, and of each of `answers`, any of which may follow the last token.
+
+    logprobs, is_greedy: of the tokens after `first`. answer_logprobs: of the answers; best: the most probable one.
+    """
+
+    answers: Sequence[int] = ()
+    logprobs: list[float] = field(default_factory=list, init=False)
+    is_greedy: list[bool] = field(default_factory=list, init=False)
+    answer_logprobs: dict[int, float] = field(default_factory=dict, init=False)
+    best: int = field(default=-1, init=False)
+
+    def _keep(self, start: int, outputs: Array, best: Best) -> None:
+        following = self.prompt_token_ids[start + 1 : start + 1 + len(outputs)]
+        done = start - self.first
+        self.logprobs[done:] = [logprobs_of(row, i, 0)[0] for row, i in zip(outputs, following, strict=False)]
+        self.is_greedy[done:] = [int(best_id) == i for best_id, i in zip(best, following, strict=False)]
+        if start + len(outputs) == self.num_tokens:
+            self.answer_logprobs = {token_id: logprobs_of(outputs[-1], token_id, 0)[0] for token_id in self.answers}
+            self.best = int(best[-1])
+
+
+@dataclass(eq=False)
+class _Pooled(_Text):
+    """total: f64 [hidden_size], the sum of the wanted hidden states: one chain of additions, wherever steps cut it."""
+
+    output: ClassVar[str] = "hidden"
+    total: NDArray[np.float64] | None = field(default=None, init=False)
+    _summed: tuple[int, NDArray[np.float64] | None] = field(default=(-1, None), init=False)
+
+    def _keep(self, start: int, outputs: Array, best: Best) -> None:
+        if self._summed[0] != start:  # else the same again: begin from the same sum
+            self._summed = (start, self.total)
+        total = np.zeros(outputs.shape[1]) if self._summed[1] is None else self._summed[1].copy()
+        for row in outputs:
+            total += row
+        self.total = total
+
+
+# ---- What is made of them
+
+
+def logits(scheduler: Scheduler, token_lists: Sequence[Sequence[int]], max_seq_len: int) -> list[Array]:
+    """Logits at every position of each list: f32 [num_tokens, vocab_size].
+
+    Here and below ValueError for a text without tokens and ContextLengthError for one beyond max_seq_len come before
+    anything runs, and NonFiniteError says where an output is NaN or infinite.
+    """
+    _check(token_lists, max_seq_len)
+    texts = (_Logits(ids, i) for i, ids in enumerate(token_lists))
+    return [text.values for text in scheduler.in_order(texts, _itself) if text.values is not None]
+
+
+def loglikelihoods(
+    scheduler: Scheduler, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], max_seq_len: int
+) -> list[tuple[float, bool]]:
     """Of each (context ids, continuation ids): the sum of the continuation's logprobs, and whether it is greedy.
 
     Pairs that differ in their last token only, as the answers of a multiple-choice question do, share one forward pass.
@@ -52,15 +135,18 @@ def loglikelihoods(llm: "LLM", pairs: Sequence[tuple[Sequence[int], Sequence[int
             raise ValueError(f"pair {i}: the context has no tokens")
         if continuation:
             sharing.setdefault((len(context), (*context, *continuation[:-1])), []).append(i)
-    keys = list(sharing)
-    sums, greedy = [0.0] * len(pairs), [True] * len(pairs)
-    for k, start, rows, best in _outputs(llm, [_Text(ids, length - 1) for length, ids in keys]):
-        for offset, (row, best_id) in enumerate(zip(rows, best, strict=True), start + 1 - keys[k][0]):
-            for i in sharing[keys[k]]:
-                token_id = pairs[i][1][offset]
-                sums[i] += logprobs_of(row, token_id, 0)[0]
-                greedy[i] &= int(best_id) == token_id
-    return list(zip(sums, greedy, strict=True))
+    _check([ids for _, ids in sharing], max_seq_len)
+    texts = (
+        _Scored(ids, index, length - 1, answers=list(dict.fromkeys(pairs[i][1][-1] for i in members)))
+        for index, ((length, ids), members) in enumerate(sharing.items())
+    )
+    results = [(0.0, True)] * len(pairs)
+    for text, members in zip(scheduler.in_order(texts, _itself), sharing.values(), strict=True):
+        shared, is_greedy = _total(text.logprobs), all(text.is_greedy)
+        for i in members:
+            last = pairs[i][1][-1]
+            results[i] = (shared + text.answer_logprobs[last], is_greedy and text.best == last)
+    return results
 
 
 def encode_pair(
@@ -81,39 +167,43 @@ def encode_pair(
     return whole[: len(ids)], whole[len(ids) :]
 
 
-def perplexity(llm: "LLM", token_ids: Sequence[int], window: int, stride: int, progress: bool) -> float:
+def perplexity(
+    scheduler: Scheduler, token_ids: Sequence[int], window: int, stride: int, max_seq_len: int, progress: bool
+) -> float:
     """exp of the mean negative logprob of every token but the first; windows as `LLM.perplexity` says."""
     count = len(token_ids)
     if count < 2:
         raise ValueError(f"perplexity of {count} tokens; at least 2 are needed, as the first is not predicted")
-    if not 1 <= stride <= window <= llm.max_seq_len:
-        raise ValueError(f"window {window}, stride {stride}: 1 <= stride <= window <= {llm.max_seq_len} must hold")
+    if not 1 <= stride <= window <= max_seq_len:
+        raise ValueError(f"window {window}, stride {stride}: 1 <= stride <= window <= {max_seq_len} must hold")
     ends = [min(1 + window, count)]
     while ends[-1] < count:
         ends.append(min(ends[-1] + stride, count))
     starts = [max(0, end - 1 - window) for end in ends]
-    texts = [
-        _Text(token_ids[start : end - 1], scored - 1 - start)
-        for start, end, scored in zip(starts, ends, [1, *ends[:-1]], strict=True)
-    ]
+    texts = (
+        _Scored(token_ids[start : end - 1], i, scored - 1 - start, answers=[token_ids[end - 1]])
+        for i, (start, end, scored) in enumerate(zip(starts, ends, [1, *ends[:-1]], strict=True))
+    )
     total = 0.0
     with _bar(count - 1, progress) as bar:
-        for i, start, rows, _ in _outputs(llm, texts):
-            for offset, row in enumerate(rows, starts[i] + start + 1):
-                total += logprobs_of(row, token_ids[offset], 0)[0]
-            bar.update(len(rows))
+        for text in scheduler.in_order(texts, _itself):
+            for logprob in (*text.logprobs, *text.answer_logprobs.values()):
+                total += logprob
+            bar.update(len(text.logprobs) + 1)
     return math.exp(-total / (count - 1))
 
 
-def embed(llm: "LLM", token_lists: Sequence[Sequence[int]], pooling: str, normalize: bool) -> Array:
+def embed(
+    scheduler: Scheduler, token_lists: Sequence[Sequence[int]], max_seq_len: int, pooling: str, normalize: bool
+) -> Array:
     """One vector a text from the hidden states after the last norm: f32 [num_texts, hidden_size]."""
     if pooling not in POOLINGS:
         raise ValueError(f"pooling is {pooling!r}; expected one of {', '.join(POOLINGS)}")
-    sums = np.zeros((len(token_lists), llm.config.hidden_size))
-    texts = [_Text(ids, len(ids) - 1 if pooling == "last" else 0) for ids in token_lists]
-    for i, _, rows, _ in _outputs(llm, texts, hidden=True):
-        for row in rows:  # one chain of additions, wherever the steps cut it
-            sums[i] += row
+    _check(token_lists, max_seq_len)
+    texts = (_Pooled(ids, i, len(ids) - 1 if pooling == "last" else 0) for i, ids in enumerate(token_lists))
+    sums = np.zeros((len(token_lists), scheduler.model.config.hidden_size))
+    for text in scheduler.in_order(texts, _itself):
+        sums[text.index] = text.total
     if pooling == "mean":
         sums /= np.array([len(ids) for ids in token_lists], np.float64)[:, None]
     if normalize:
@@ -122,86 +212,23 @@ def embed(llm: "LLM", token_lists: Sequence[Sequence[int]], pooling: str, normal
     return sums.astype(np.float32)
 
 
-def _outputs(
-    llm: "LLM", texts: Sequence[_Text], *, hidden: bool = False
-) -> Iterator[tuple[int, int, Array, NDArray[np.int32]]]:
-    """(index of the text, position of the first row, rows, best ids) for all wanted outputs, in order.
+def _itself(text: _Text) -> tuple[_Text]:
+    return (text,)
 
-    The texts are packed into steps one after another. Rows are logits [n, vocab_size], with the id of the highest [n],
-    or hidden states [n, hidden_size]; the next step overwrites them. Raises ContextLengthError before anything runs,
-    and NonFiniteError for a row with NaN or infinity.
-    """
-    for i, text in enumerate(texts):
-        if not text.token_ids:
+
+def _check(token_lists: Iterable[Sequence[int]], max_seq_len: int) -> None:
+    for i, ids in enumerate(token_lists):
+        if not len(ids):
             raise ValueError(f"text {i} has no tokens")
-        if len(text.token_ids) > llm.max_seq_len:
-            raise ContextLengthError(
-                f"text {i} has {len(text.token_ids)} tokens and the context holds {llm.max_seq_len}; shorten it"
-            )
-    width = llm.config.hidden_size if hidden else llm.config.vocab_size
-    num_wanted = sum(len(text.token_ids) - text.first for text in texts)
-    capacity = max(1, min(MAX_ROWS, LOGIT_BYTES // (4 * width), num_wanted))
-    outputs, best = np.empty((capacity, width), np.float32), np.zeros(capacity, np.int32)
-    started: dict[int, SequenceState] = {}  # the texts that have state
-    next_text = 0
-    try:
-        while next_text < len(texts):
-            plan = _plan(llm, texts, next_text, started, capacity)
-            pieces = [piece for _, piece in plan]
-            starts = [piece.sequence.length for piece in pieces]
-            count = sum(len(piece.outputs) for piece in pieces)
-            if hidden:
-                run_step(llm.model, pieces, num_threads=llm.num_threads, hidden=outputs[:count])
-                best[:count] = np.where(np.isfinite(outputs[:count]).all(axis=1), 0, -1)
-            else:
-                run_step(llm.model, pieces, num_threads=llm.num_threads, logits=outputs[:count], best=best[:count])
-            row = 0
-            for (i, piece), start in zip(plan, starts, strict=True):
-                rows = slice(row, row + len(piece.outputs))
-                row = rows.stop
-                if (best[rows] < 0).any():
-                    position = start + piece.outputs[int((best[rows] < 0).argmax())]
-                    raise NonFiniteError(
-                        f"text {i}: the output at position {position} is not finite; a weight is NaN or infinite, or "
-                        "activations overflow"
-                    )
-                if piece.outputs:
-                    yield i, start + piece.outputs[0], outputs[rows], best[rows]
-                if piece.sequence.length == len(texts[i].token_ids):
-                    started.pop(i).free()
-                    next_text = i + 1
-    finally:
-        for sequence in started.values():
-            sequence.free()
+        if len(ids) > max_seq_len:
+            raise ContextLengthError(f"text {i} has {len(ids)} tokens and the context holds {max_seq_len}; shorten it")
 
 
-def _plan(
-    llm: "LLM", texts: Sequence[_Text], next_text: int, started: dict[int, SequenceState], max_outputs: int
-) -> list[tuple[int, Piece]]:
-    """The pieces of the next step, from text `next_text` on: at most MAX_ROWS rows and max_outputs outputs."""
-    plan: list[tuple[int, Piece]] = []
-    room = MAX_ROWS
-    for i in range(next_text, len(texts)):
-        ids, first = texts[i].token_ids, texts[i].first
-        sequence = started.get(i) or SequenceState(llm.pool, prompt_length=len(ids))
-        start = sequence.length
-        end = min(len(ids), start + room, max(first, start) + max_outputs)
-        if end == start:
-            break
-        try:
-            sequence.reserve(end)
-        except CacheFullError:
-            if plan:  # the texts before it run first, and then give their blocks back
-                break
-            raise
-        started[i] = sequence
-        wanted = range(min(max(0, first - start), end - start), end - start)
-        plan.append((i, Piece(sequence, ids[start:end], wanted)))
-        room -= end - start
-        max_outputs -= len(wanted)
-        if end < len(ids):
-            break
-    return plan
+def _total(values: Iterable[float]) -> float:
+    total = 0.0  # not sum(), which rounds otherwise from Python 3.12 on
+    for value in values:
+        total += value
+    return total
 
 
 def _bar(total: int, show: bool) -> Any:

@@ -1,238 +1,368 @@
-"""Continuous batching: each step takes one token of every running request and fills up with prompt rows of new ones."""
+"""The one planner of steps: completions, scored texts and classifier windows stand in one queue and share steps.
+
+A step takes one row of every sequence that decodes, and fills up with rows of those that have more to run. Callers take
+turns: whoever has had such rows goes to the end of the line.
+"""
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fastcore.engine.sampling import Choice, Sampler, SamplingParams, logprobs_of
 from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
-from fastcore.errors import CacheFullError, NonFiniteError
+from fastcore.errors import CacheFullError
 from fastcore.locks import Lock
 from fastcore.models import Model
 
-__all__ = ["Request", "Scheduler"]
+__all__ = ["MAX_ROWS", "Caller", "Results", "Scheduler", "Work"]
 
-MAX_ROWS = 512  # of a step: bounds the workspace, and how long a running request waits behind a prompt
-MAX_RUNNING = 64
-WAIT_SECONDS = 0.001  # between looks, when nothing can start
-LOGIT_ROWS = 128  # of one request in a step when all its rows ask for logits: bounds the logits' memory
+MAX_ROWS = 512  # of a step: bounds the workspace, and how long a running sequence waits behind a prompt
+MAX_RUNNING = 128  # sequences that share steps
+MAX_RUNNING_EACH = 96  # of one caller, which leaves places for others
+LOGIT_BYTES = 1 << 27  # of outputs that a step may write
+WAIT_SECONDS = 0.001  # between looks for blocks that somebody holds outside the queue
 
-TokenLogprobs = tuple[float, tuple[tuple[int, float], ...]]  # of the token, and of the most probable ones
+Array = NDArray[np.float32]
+Best = NDArray[np.int32]
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Request:
-    """One completion on its way: what goes in, and what has come out so far.
+class Work(ABC):
+    """One sequence on its way through the model. A subclass says which outputs it wants, and takes them as they come.
 
-    on_token is called with each new token id and whether a stop string counts yet; it says if the text ends there.
+    finish_reason: None until it is done; error is set before it. sequence: its state while it runs.
     """
 
-    prompt_token_ids: tuple[int, ...]
-    params: SamplingParams
-    sampler: Sampler
-    max_new_tokens: int
-    ending_ids: frozenset[int]  # end the text; not before params.min_tokens
-    on_token: Callable[[int, bool], bool] = lambda token_id, may_stop: False
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None  # stop | length | abort | error
-    error: Exception | None = None
-    sequence: SequenceState | None = None
-    submitted: float = field(default_factory=time.perf_counter)
-    started: float | None = None  # first step
-    first_token: float | None = None
-    finished: float | None = None
+    output: ClassVar[str] = "logits"  # what the step writes for it: logits | hidden | labels
+    in_one_piece: ClassVar[bool] = False  # every token sees all others, so that all run in one step
+    can_take_again: ClassVar[bool] = True  # whether an interrupted `take` may be repeated
+
+    prompt_token_ids: Sequence[int]
+    finish_reason: str | None = field(default=None, init=False)
+    error: Exception | None = field(default=None, init=False)
+    sequence: SequenceState | None = field(default=None, init=False)
+    started: float | None = field(default=None, init=False)  # perf_counter of its first step
+    finished: float | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """The check that everything passes which is ever to run."""
+        if not len(self.prompt_token_ids):
+            raise ValueError(f"{self.name} has no tokens")
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return "the prompt"
 
     @property
     def num_tokens(self) -> int:
-        return len(self.prompt_token_ids) + len(self.token_ids)
-
-    def tokens(self, start: int, end: int) -> Sequence[int]:
-        """Token ids of prompt and output at positions start to end."""
-        split = len(self.prompt_token_ids)
-        if start >= split:
-            return self.token_ids[start - split : end - split]
-        return (*self.prompt_token_ids[start:end], *self.token_ids[: max(0, end - split)])
+        """Tokens there are to run."""
+        return len(self.prompt_token_ids)
 
     @property
-    def wants_prompt_logits(self) -> bool:
-        return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt_token_ids) - 1
+    def num_positions(self) -> int:
+        """Positions that it can come to need. It starts when they are free, so that it never runs out."""
+        return self.num_tokens
 
-    def accept(self, choice: Choice) -> None:
-        """Take a token, and decide whether it is the last."""
-        now = time.perf_counter()
-        self.first_token = self.first_token or now
-        self.token_ids.append(choice.token_id)
-        if choice.logprob is not None:
-            self.logprobs.append((choice.logprob, choice.top_logprobs or ()))
-        self.sampler.accept(choice.token_id)
-        enough = len(self.token_ids) > self.params.min_tokens  # an ending token is not itself one of the min_tokens
-        text_ends = self.on_token(choice.token_id, enough)
-        if text_ends or (enough and choice.token_id in self.ending_ids):
-            self.finish("stop")
-        elif len(self.token_ids) >= self.max_new_tokens:
-            self.finish("length")
+    @property
+    @abstractmethod
+    def first_output(self) -> int:
+        """The first position whose output is still wanted; all after it are, too, up to the last token's."""
+
+    def tokens(self, start: int, end: int) -> Sequence[int]:
+        return self.prompt_token_ids[start:end]
+
+    @abstractmethod
+    def take(self, outputs: Array, best: Best) -> None:
+        """Take the outputs of the positions before `sequence.length`, and finish after the last.
+
+        outputs: f32 [n, width], which the next step overwrites. best: the index of the highest, -1 in a row that is not
+        finite.
+        """
+
+    @property
+    def rows_left(self) -> int:
+        if self.finish_reason is not None:
+            return 0
+        return self.num_tokens - (0 if self.sequence is None else self.sequence.length)
 
     def finish(self, reason: str, error: Exception | None = None) -> None:
+        """Mark it done. What it holds goes back between two steps."""
         if self.finish_reason is None:
-            self.finish_reason, self.error, self.finished = reason, error, time.perf_counter()
-        if self.sequence is not None:
-            self.sequence.free()
-            self.sequence = None
+            self.error, self.finished = error, time.perf_counter()
+            self.finish_reason = reason  # last, as others look at it without the lock
+
+
+@dataclass(eq=False)
+class Caller:
+    """Somebody whose works are in the queue, in order. has_left: nobody waits for them any more."""
+
+    waiting: deque[Work] = field(default_factory=deque)
+    running: list[Work] = field(default_factory=list)  # those that hold state
+    has_left: bool = False
+
+
+class Results(Iterator[T]):
+    """Results in order, worked out as they are taken."""
+
+    def __init__(self, caller: Caller, results: Generator[T, None, None]) -> None:
+        self._caller = caller
+        self._results = results
+
+    def __next__(self) -> T:
+        return next(self._results)
+
+    def leave(self) -> None:
+        """Ask for no more, from any thread and without waiting: whoever iterates comes to the end after a step."""
+        self._caller.has_left = True
+
+    def close(self) -> None:
+        """End the work. Not while another thread iterates."""
+        self._results.close()
 
 
 class Scheduler:
-    """Runs requests over one model and one state pool. Threads may share it: a step advances everybody's requests."""
+    """Runs works over one model and one state pool. Threads may share it: a step advances everybody's works.
+
+    An interrupt may come between any two of its instructions. What counts is therefore read from the works themselves
+    (`finish_reason`, `sequence`), and each step begins by putting the lists in order.
+    """
 
     def __init__(self, model: Model, pool: StatePool, num_threads: int) -> None:
         self.model = model
         self.pool = pool
         self.num_threads = num_threads
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
-        self._lock = Lock()  # held during a step and around every change of the two lists
-        self._logits = np.empty((0, model.config.vocab_size), np.float32)
+        self._callers: list[Caller] = []  # in the order of their turns
+        self._lock = Lock()  # held during a step and around every change of the lists
+        self._outputs: dict[str, Array] = {}  # where steps write, while there is work
+        self._last_output = ""
 
     @property
     def num_requests(self) -> int:
-        return len(self._waiting) + len(self._running)
+        """Works waiting or running."""
+        return sum(len(caller.waiting) + len(caller.running) for caller in list(self._callers))
 
-    def run(self, requests: Sequence[Request]) -> Iterator[None]:
-        """Submit the requests and drive steps until all are finished; yields after each. Leaving early aborts them."""
-        self.submit(requests)
+    # ---------------------------------------------------------------- for callers
+
+    def run(self, works: Sequence[Work]) -> Iterator[None]:
+        """Submit the works and drive steps until all are finished; yields after each. Leaving early aborts them."""
         try:
-            while any(request.finish_reason is None for request in requests):
-                with self._lock.usable():
-                    if any(request.finish_reason is None for request in requests):
-                        self._step()
+            self.submit(works)
+            while self._advance(works):
                 yield
         finally:
-            self.abort(requests)
+            self.abort(works)
 
-    def submit(self, requests: Sequence[Request]) -> None:
-        """Let the requests take part in the steps to come."""
+    def in_order(
+        self, source: Iterable[T], works: Callable[[T], Sequence[Work]], caller: Caller | None = None
+    ) -> Generator[T, None, None]:
+        """Each item of the source when its works are done, in order; an error of its works is raised in its place.
+
+        Reads ahead by no more than fills a step, so that memory does not grow with the source. Ends when the caller
+        leaves, which another thread may make it do.
+        """
+        caller = caller or Caller()
+        items = iter(source)
+        ahead: deque[T] = deque()
+
+        def unfinished(item: T) -> bool:
+            parts = works(item)
+            return all(work.error is None for work in parts) and any(work.finish_reason is None for work in parts)
+
+        def rows_left(item: T) -> int:
+            return sum(work.rows_left for work in works(item)) if unfinished(item) else 0
+
+        try:
+            while not caller.has_left:
+                if not ahead or unfinished(ahead[0]):
+                    room = MAX_ROWS - sum(map(rows_left, ahead))
+                    while room > 0 and len(ahead) < MAX_RUNNING:
+                        try:
+                            item = next(items)
+                        except StopIteration:
+                            break
+                        ahead.append(item)
+                        self.submit(works(item), caller)
+                        room -= rows_left(item)
+                if not ahead:
+                    return
+                while unfinished(ahead[0]) and not caller.has_left:
+                    self._advance(works(ahead[0]))
+                if not caller.has_left:
+                    for work in works(ahead[0]):
+                        if work.error is not None:
+                            raise work.error
+                    yield ahead.popleft()
+        finally:
+            self.abort([work for item in ahead for work in works(item)])
+
+    def submit(self, works: Sequence[Work], caller: Caller | None = None) -> None:
+        """Let the works take part in the steps to come. What can never fit the pool ends with an error at once."""
+        caller = caller or Caller()
         with self._lock.usable():
-            for request in requests:
-                self._submit(request)
+            for work in works:
+                needed, bound = work.num_positions, self.pool.max_positions
+                if needed > bound:
+                    message = f"{needed} positions are needed and the cache holds {bound}; raise kv_cache_bytes"
+                    work.finish("error", CacheFullError(message))
+                elif work.finish_reason is None:
+                    caller.waiting.append(work)
+            if caller.waiting and caller not in self._callers:
+                self._callers.append(caller)
 
     def step(self) -> None:
-        """Run one step, if any request is there."""
+        """Run one step, if there is work."""
         with self._lock.usable():
-            if self.num_requests:
-                self._step()
+            is_stuck = not self._step()
+        if is_stuck:
+            time.sleep(WAIT_SECONDS)
 
-    def abort(self, requests: Sequence[Request]) -> None:
-        """End those of the requests that are not finished, and free what they hold."""
+    def abort(self, works: Sequence[Work]) -> None:
+        """End those of the works that are not finished, and free what they hold."""
+        for work in works:  # without the lock, so that an interrupt while it waits for it leaves no work behind
+            work.finish("abort")
         with self._lock.usable():
-            for request in requests:
-                request.finish("abort")
-            self._drop_finished()
+            for caller in self._callers:
+                caller.waiting = deque(work for work in caller.waiting if work.finish_reason is None)
+            self._tidy()
 
-    def _submit(self, request: Request) -> None:
-        if request.max_new_tokens == 0 and request.params.prompt_logprobs is None:
-            request.finish("length")
-        elif self._positions(request) > self.pool.max_positions:
-            needed, bound = self._positions(request), self.pool.max_positions
-            request.finish(
-                "error",
-                CacheFullError(f"{needed} positions are needed and the cache holds {bound}; raise kv_cache_bytes"),
-            )
-        else:
-            self._waiting.append(request)
+    def _advance(self, works: Sequence[Work]) -> bool:
+        """Run a step unless the works are done; False if they were."""
+        if all(work.finish_reason is not None for work in works):
+            return False
+        is_stuck = False
+        with self._lock.usable():
+            if any(work.finish_reason is None for work in works):  # another thread's step may have done it
+                is_stuck = not self._step()
+        if is_stuck:
+            time.sleep(WAIT_SECONDS)
+        return True
 
-    @staticmethod
-    def _positions(request: Request) -> int:
-        """Positions that the request can come to need: its last token is never an input."""
-        return len(request.prompt_token_ids) + max(0, request.max_new_tokens - 1)
+    # ---------------------------------------------------------------- steps, under the lock
+
+    def _tidy(self) -> None:
+        """Free what finished works hold, and drop works and callers that are done with."""
+        for caller in self._callers:
+            for work in caller.running:
+                if work.finish_reason is not None and work.sequence is not None:
+                    work.sequence.free()
+                    work.sequence = None
+            caller.running = [work for work in caller.running if work.finish_reason is None and work.sequence]
+            while caller.waiting and (caller.waiting[0].finish_reason is not None or caller.waiting[0].sequence):
+                caller.waiting.popleft()
+        self._callers = [caller for caller in self._callers if caller.running or caller.waiting]
+        if not self._callers:
+            self._outputs = {}
 
     def _admit(self) -> None:
-        """Start waiting requests, in order, while all they can need fits, so that a running one never runs out."""
-        while self._waiting and len(self._running) < MAX_RUNNING:
-            request = self._waiting[0]
-            if request.sequence is None:
-                request.sequence = SequenceState(self.pool, prompt_length=len(request.prompt_token_ids))
-            try:
-                request.sequence.reserve(self._positions(request))
-            except CacheFullError:
-                return
-            if request not in self._running:  # an interrupt may have left it in both
-                request.started = time.perf_counter()
-                self._running.append(request)
-            self._waiting.popleft()
+        """Start waiting works, in order, while all they can need fits; none overtakes one that does not fit yet."""
+        places = MAX_RUNNING - sum(len(caller.running) for caller in self._callers)
+        for caller in self._callers:
+            while caller.waiting and places > 0 and len(caller.running) < MAX_RUNNING_EACH:
+                work = caller.waiting[0]
+                if work.finish_reason is None:
+                    sequence = SequenceState(self.pool, prompt_length=len(work.prompt_token_ids))
+                    try:
+                        sequence.reserve(work.num_positions)
+                    except CacheFullError:
+                        return
+                    caller.running.append(work)
+                    work.started = time.perf_counter()
+                    work.sequence = sequence
+                    places -= 1
+                caller.waiting.popleft()
 
-    def _plan(self) -> list[tuple[Request, Piece]]:
-        """The rows of the next step: one of each decoding request, then prompts in order of arrival."""
-        plan, room = [], MAX_ROWS
-        by_remaining = sorted(self._running, key=lambda request: request.num_tokens - _length(request) > 1)
-        for request in by_remaining:
-            done, end = _length(request), request.num_tokens
-            count = min(end - done, room, LOGIT_ROWS if request.wants_prompt_logits else room)
-            if count == 0:
-                break
-            outputs = range(count) if request.wants_prompt_logits else [count - 1] if done + count == end else []
-            assert request.sequence is not None
-            plan.append((request, Piece(request.sequence, request.tokens(done, done + count), outputs)))
-            room -= count
+    def _plan(self) -> list[tuple[Work, Piece]]:
+        """The rows of the next step, of works that want the same output."""
+        running = [work for caller in self._callers for work in caller.running if work.sequence is not None]
+        kinds = dict.fromkeys(work.output for work in running)
+        if not kinds:
+            return []
+        kind = next((kind for kind in kinds if kind != self._last_output), self._last_output)
+        self._last_output = kind
+        plan: list[tuple[Work, Piece]] = []
+        room, outputs_room = MAX_ROWS, max(1, LOGIT_BYTES // (4 * self._width(kind)))
+        works = [work for work in running if work.output == kind]
+        for work in sorted(works, key=lambda work: work.rows_left > 1):
+            assert work.sequence is not None
+            start, first = work.sequence.length, work.first_output
+            if work.in_one_piece:
+                count = work.rows_left
+                if plan and count > min(room, outputs_room):
+                    continue
+            else:
+                count = min(work.rows_left, room, max(0, first - start) + outputs_room)
+            if count > 0:
+                outputs = range(min(max(0, first - start), count), count)
+                plan.append((work, Piece(work.sequence, work.tokens(start, start + count), outputs)))
+                room -= count
+                outputs_room -= len(outputs)
         return plan
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
+        """Run one step; False if there is work and none of it can run."""
+        self._tidy()
         self._admit()
         plan = self._plan()
-        if not plan:  # other users of the pool hold what the first in line needs, and give it back in time
-            time.sleep(WAIT_SECONDS)
-            return
-        num_outputs = sum(len(piece.outputs) for _, piece in plan)
-        if len(self._logits) < num_outputs:
-            self._logits = np.empty((num_outputs, self.model.config.vocab_size), np.float32)
-        logits, best = self._logits[:num_outputs], np.empty(num_outputs, np.int32)
-        lengths = [_length(request) for request, _ in plan]
-        taken, row = 0, 0
+        if not plan:
+            return not self._callers
+        outputs, best = self._space(plan)
+        lengths = [piece.sequence.length for _, piece in plan]
+        taken = row = 0
         try:
-            run_step(self.model, [piece for _, piece in plan], num_threads=self.num_threads, logits=logits, best=best)
-            for request, piece in plan:
-                outputs = slice(row, row + len(piece.outputs))
-                taken, row = taken + 1, outputs.stop
-                try:
-                    self._take_outputs(request, logits[outputs], best[outputs])
-                except Exception as error:  # the others go on
-                    request.finish("error", error)
-                except BaseException:
-                    request.finish("error", InterruptedError("the step that this request was in was interrupted"))
-                    raise
-        except BaseException:  # requests of other threads take the step again
+            self._run([piece for _, piece in plan], plan[0][0].output, outputs, best)
+            for work, piece in plan:
+                rows = slice(row, row + len(piece.outputs))
+                if piece.outputs and work.finish_reason is None:
+                    self._hand_over(work, outputs[rows], best[rows])
+                taken, row = taken + 1, rows.stop
+        except BaseException:  # other threads' works take the step again
             for (_, piece), length in zip(plan[taken:], lengths[taken:], strict=True):
                 piece.sequence.rewind(length)
             raise
-        self._drop_finished()
+        had_turn = {id(work) for work, piece in plan if len(piece.token_ids) > 1}
+        self._callers = sorted(
+            self._callers, key=lambda caller: any(id(work) in had_turn for work in caller.running)
+        )  # whoever had none comes first
+        self._tidy()
+        return True
 
-    def _take_outputs(self, request: Request, logits: np.ndarray, best: np.ndarray) -> None:
-        """Logprobs of prompt tokens from the rows before them; a new token from the last row of all."""
-        if (best < 0).any():
-            raise NonFiniteError("the model's logits are not finite: a weight is not, or activations overflow")
-        if request.wants_prompt_logits:
-            position = _length(request) - len(logits)
-            # Recurrent state lost to an interrupted step is computed again, and its rows have been here before.
-            done = len(request.prompt_logprobs) - position
-            for row in logits[done : len(request.prompt_token_ids) - 1 - position]:
-                token_id = request.prompt_token_ids[len(request.prompt_logprobs) + 1]
-                request.prompt_logprobs.append(logprobs_of(row, token_id, request.params.prompt_logprobs or 0))
-        if _length(request) < request.num_tokens:
+    def _run(self, pieces: Sequence[Piece], kind: str, outputs: Array, best: Best) -> None:
+        if kind == "logits":
+            run_step(self.model, pieces, num_threads=self.num_threads, logits=outputs, best=best)
             return
-        if request.max_new_tokens == 0:
-            request.finish("length")
-        elif request.sampler.is_plain_greedy:
-            request.accept(Choice(int(best[-1])))
+        if kind == "hidden":
+            run_step(self.model, pieces, num_threads=self.num_threads, hidden=outputs)
         else:
-            request.accept(request.sampler.sample(logits[-1]))
+            run_step(self.model, pieces, num_threads=self.num_threads, logits=outputs)
+        best[:] = np.where(np.isfinite(outputs).all(axis=1), 0, -1)
 
-    def _drop_finished(self) -> None:
-        self._running = [request for request in self._running if request.finish_reason is None]
-        self._waiting = deque(request for request in self._waiting if request.finish_reason is None)
+    @staticmethod
+    def _hand_over(work: Work, outputs: Array, best: Best) -> None:
+        try:
+            work.take(outputs, best)
+        except Exception as error:  # the others go on
+            work.finish("error", error)
+        except BaseException:
+            if not work.can_take_again:
+                work.finish("error", InterruptedError("the step that this request was in was interrupted"))
+            raise
 
+    def _space(self, plan: Sequence[tuple[Work, Piece]]) -> tuple[Array, Best]:
+        """Arrays for the outputs of a step."""
+        kind, count = plan[0][0].output, sum(len(piece.outputs) for _, piece in plan)
+        space = self._outputs.get(kind)
+        if space is None or len(space) < count:
+            space = self._outputs[kind] = np.empty((count, self._width(kind)), np.float32)
+        return space[:count], np.empty(count, np.int32)
 
-def _length(request: Request) -> int:
-    return request.sequence.length if request.sequence is not None else 0
+    def _width(self, kind: str) -> int:
+        if kind == "labels":
+            return self.model.program.output_width
+        return self.model.config.hidden_size if kind == "hidden" else self.model.config.vocab_size

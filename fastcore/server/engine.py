@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fastcore.engine.request import Request
 from fastcore.engine.sampling import SamplingParams
-from fastcore.engine.scheduler import Request
 from fastcore.engine.text_stream import TextStream
 from fastcore.llm import LLM
 from fastcore.server.http import RequestError

@@ -3,7 +3,7 @@
 import json
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fastcore.engine.scheduler import Results
 from fastcore.errors import Error
 
 __all__ = [
@@ -222,8 +223,8 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     return b"".join(chunks)
 
 
-async def collect(request: Request, results: Generator[T, None, None]) -> list[T]:
-    """All results, worked out in a thread. The work is given up, between two results, when the client goes."""
+async def collect(request: Request, results: Results[T]) -> list[T]:
+    """All results, worked out in a thread. The work is given up, within a step, when the client goes."""
     gone = threading.Event()
     collected: list[T] = []
 
@@ -231,13 +232,15 @@ async def collect(request: Request, results: Generator[T, None, None]) -> list[T
         try:
             for result in results:
                 collected.append(result)
-                if gone.is_set():
-                    return
         finally:
             results.close()
 
+    def leave() -> None:
+        gone.set()
+        results.leave()
+
     async with anyio.create_task_group() as group:
-        group.start_soon(until_gone, request.receive, gone.set)
+        group.start_soon(until_gone, request.receive, leave)
         error = await anyio.to_thread.run_sync(_caught, work)
         group.cancel_scope.cancel()
     if error is not None:

@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fastcore.engine.completion import TokenLogprob
+from fastcore.engine.request import Request
 from fastcore.engine.sampling import SamplingParams
-from fastcore.engine.scheduler import Request
 from fastcore.errors import Error
 from fastcore.llm import LLM
 from fastcore.server.engine import Engine, Job, Progress

@@ -1,0 +1,98 @@
+"""A completion on its way: the prompt runs, then each new token, until something ends the text."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from fastcore.engine.sampling import Choice, Sampler, SamplingParams, logprobs_of
+from fastcore.engine.scheduler import Array, Best, Work
+from fastcore.errors import NonFiniteError
+
+__all__ = ["Request"]
+
+TokenLogprobs = tuple[float, tuple[tuple[int, float], ...]]  # of the token, and of the most probable ones
+
+
+@dataclass(eq=False)
+class Request(Work):
+    """One completion: what goes in, and what has come out so far. Raises ValueError for a prompt without tokens.
+
+    finish_reason: stop | length | abort | error.
+    on_token is called with each new token id and whether a stop string counts yet; it says if the text ends there.
+    """
+
+    can_take_again: ClassVar[bool] = False
+
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    sampler: Sampler
+    max_new_tokens: int
+    ending_ids: frozenset[int]  # end the text; not before params.min_tokens
+    on_token: Callable[[int, bool], bool] = lambda token_id, may_stop: False
+    token_ids: list[int] = field(default_factory=list, init=False)
+    logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)
+    submitted: float = field(default_factory=time.perf_counter, init=False)
+    first_token: float | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_new_tokens == 0 and self.params.prompt_logprobs is None:
+            self.finish("length")
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_token_ids) + len(self.token_ids)
+
+    @property
+    def num_positions(self) -> int:
+        """All it can come to need: its last token is never an input."""
+        return len(self.prompt_token_ids) + max(0, self.max_new_tokens - 1)
+
+    @property
+    def first_output(self) -> int:
+        return len(self.prompt_logprobs) if self._wants_prompt_logits else self.num_tokens - 1
+
+    @property
+    def _wants_prompt_logits(self) -> bool:
+        return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt_token_ids) - 1
+
+    def tokens(self, start: int, end: int) -> Sequence[int]:
+        """Token ids of prompt and output at positions start to end."""
+        split = len(self.prompt_token_ids)
+        if start >= split:
+            return self.token_ids[start - split : end - split]
+        return (*self.prompt_token_ids[start:end], *self.token_ids[: max(0, end - split)])
+
+    def take(self, outputs: Array, best: Best) -> None:
+        """Logprobs of prompt tokens from the rows before them; a new token from the last row of all."""
+        if (best < 0).any():
+            raise NonFiniteError("the model's logits are not finite: a weight is not, or activations overflow")
+        if self._wants_prompt_logits:
+            following = self.prompt_token_ids[len(self.prompt_logprobs) + 1 :]
+            for row, token_id in zip(outputs, following, strict=False):
+                self.prompt_logprobs.append(logprobs_of(row, token_id, self.params.prompt_logprobs or 0))
+        assert self.sequence is not None
+        if self.sequence.length < self.num_tokens:
+            return
+        if self.max_new_tokens == 0:
+            self.finish("length")
+        elif self.sampler.is_plain_greedy:
+            self._accept(Choice(int(best[-1])))
+        else:
+            self._accept(self.sampler.sample(outputs[-1]))
+
+    def _accept(self, choice: Choice) -> None:
+        """Take a token, and decide whether it is the last."""
+        self.first_token = self.first_token or time.perf_counter()
+        self.token_ids.append(choice.token_id)
+        if choice.logprob is not None:
+            self.logprobs.append((choice.logprob, choice.top_logprobs or ()))
+        self.sampler.accept(choice.token_id)
+        enough = len(self.token_ids) > self.params.min_tokens  # an ending token is not itself one of the min_tokens
+        text_ends = self.on_token(choice.token_id, enough)
+        if text_ends or (enough and choice.token_id in self.ending_ids):
+            self.finish("stop")
+        elif len(self.token_ids) >= self.max_new_tokens:
+            self.finish("length")
