@@ -220,12 +220,192 @@ def test_special_tokens_and_vocabulary():
     assert Tokenizer(byte_level(), {"eos_token": "absent"}).eos_token_ids == ()
 
 
-def test_special_tokens_map_fills_what_the_config_lacks(tmp_path):
-    byte_level().save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<|bos|>", "eos_token": "<|bos|>"}))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "add_bos_token": True}))
-    tokenizer = Tokenizer.from_folder(tmp_path)
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (0, (2,))
+def folder_of(tmp_path, config=None, special=None, backend=None):
+    folder = tmp_path / f"m{len(list(tmp_path.iterdir()))}"
+    folder.mkdir()
+    (backend or byte_level()).save(str(folder / "tokenizer.json"))
+    for name, value in (("tokenizer_config.json", config), ("special_tokens_map.json", special)):
+        if value is not None:
+            (folder / name).write_text(json.dumps(value))
+    return folder
+
+
+LISTED = {"2": {"content": "<|im_end|>", "special": True}}
+TOOL = 400  # <tool_call>, which tokenizer.json holds as a plain added token
+
+
+@pytest.mark.fault("A4")
+@pytest.mark.parametrize(
+    ("config", "special", "eos"),
+    [
+        ({"eos_token": "<|im_end|>"}, None, "<|im_end|>"),
+        ({"eos_token": "<|im_end|>"}, {}, "<|im_end|>"),
+        ({"eos_token": "<|bos|>"}, {"eos_token": "<|im_end|>"}, "<|im_end|>"),
+        ({"eos_token": None}, {"eos_token": "<|im_end|>"}, "<|im_end|>"),
+        ({"eos_token": None}, {"eos_token": {"content": "<|im_end|>", "lstrip": False}}, "<|im_end|>"),
+        ({"eos_token": {"content": "<|bos|>"}}, {"eos_token": "<|im_end|>"}, "<|im_end|>"),
+        ({"eos_token": "<|im_end|>"}, {"eos_token": None}, None),
+        ({}, {"eos_token": "<|im_end|>"}, "<|im_end|>"),
+        (None, {"eos_token": "<|im_end|>"}, "<|im_end|>"),
+        # a config that lists its added tokens is newer than the map
+        ({"eos_token": "<|bos|>", "added_tokens_decoder": LISTED}, {"eos_token": "<|im_end|>"}, "<|bos|>"),
+        ({"eos_token": None, "added_tokens_decoder": LISTED}, {"eos_token": "<|im_end|>"}, None),
+        ({"added_tokens_decoder": LISTED}, {"eos_token": "<|im_end|>"}, "<|im_end|>"),
+        ({"eos_token": "absent"}, None, None),
+    ],
+)
+def test_which_file_names_the_end_token(tmp_path, config, special, eos):
+    tokenizer = Tokenizer.from_folder(folder_of(tmp_path, config, special))
+    expected = () if eos is None else (tokenizer._backend.token_to_id(eos),)
+    assert tokenizer.eos_token_ids == expected
+
+
+@pytest.mark.fault("A4")
+@pytest.mark.parametrize(
+    ("config", "special"),
+    [
+        ({"eos_token": "<tool_call>"}, None),
+        ({"eos_token": {"content": "<tool_call>", "special": False}}, None),
+        (None, {"eos_token": "<tool_call>"}),
+        ({"pad_token": None}, {"pad_token": {"content": "<tool_call>"}}),
+        ({"extra_special_tokens": {"tool_token": "<tool_call>"}}, None),
+        ({"tool_token": "<tool_call>"}, None),
+        ({"added_tokens_decoder": {str(TOOL): {"content": "<tool_call>", "special": True}}}, None),
+    ],
+)
+def test_a_token_that_any_file_calls_special_has_no_text(tmp_path, config, special):
+    tokenizer = Tokenizer.from_folder(folder_of(tmp_path, config, special))
+    assert TOOL in tokenizer.special_ids
+    ids = tokenizer.encode("a<tool_call>b")
+    assert TOOL in ids
+    assert tokenizer.decode(ids) == "".join(stream(tokenizer, ids)) == "ab"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "a<tool_call>b"
+
+
+@pytest.mark.fault("A4")
+def test_plain_tokens_stay_plain_where_no_file_calls_them_special(tmp_path):
+    for config in (
+        None,
+        {"added_tokens_decoder": {str(TOOL): {"content": "<tool_call>", "special": False}}},
+        {"additional_special_tokens": ["<tool_call>", {"content": "<tool_call>"}, "absent"]},  # listed, not named
+    ):
+        tokenizer = Tokenizer.from_folder(folder_of(tmp_path, config))
+        assert tokenizer.special_ids == {0, 1, 2}
+        assert tokenizer.decode(tokenizer.encode("a<tool_call>b")) == "a<tool_call>b"
+
+
+@pytest.mark.fault("A4")
+def test_words_of_the_vocabulary_that_the_config_lists_are_special(tmp_path):
+    for config, special in [
+        ({"additional_special_tokens": ["he"]}, None),
+        ({"extra_special_tokens": [{"content": "he"}]}, None),
+        ({"extra_special_tokens": []}, {"additional_special_tokens": ["he"]}),
+        ({"additional_special_tokens": ["<|bos|>"]}, {"additional_special_tokens": ["he"]}),
+        ({"mask_token": "he"}, None),
+    ]:
+        tokenizer = Tokenizer.from_folder(folder_of(tmp_path, config, special))
+        ids = tokenizer.encode("a the")
+        assert tokenizer._backend.token_to_id("he") in ids
+        assert tokenizer.decode(ids) == "a t"
+
+
+@pytest.mark.fault("A4")
+def test_tokens_that_the_config_adds(tmp_path):
+    """At the next free id, as their number says; others have no row in the model."""
+    listed = {"402": {"content": "<new>", "special": True}, "900": {"content": "<far>", "special": True}}
+    tokenizer = Tokenizer.from_folder(folder_of(tmp_path, {"added_tokens_decoder": listed}))
+    assert tokenizer.encode("<new>") == [402]
+    assert 402 in tokenizer.special_ids
+    assert len(tokenizer.encode("<far>")) > 1
+    named = Tokenizer.from_folder(folder_of(tmp_path, {"extra_special_tokens": {"tool_token": "<tool_call>"}}))
+    assert named._special_tokens == {"tool_token": "<tool_call>"}
+
+
+@pytest.mark.fault("A4")
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"eos_token": 5},
+        {"eos_token": {"text": "x"}},
+        {"eos_token": ["<|im_end|>"]},
+        {"additional_special_tokens": "x"},
+        {"additional_special_tokens": [5]},
+        {"added_tokens_decoder": []},
+        {"added_tokens_decoder": {"x": {"content": "a"}}},
+        {"added_tokens_decoder": {"9" * 30: {"content": "a"}}},
+        {"added_tokens_decoder": {"5": "a"}},
+        {"chat_template": 5},
+        {"chat_template": [5]},
+        {"chat_template": [{"name": "a", "template": None}]},
+    ],
+    ids=str,
+)
+def test_malformed_tokens_are_named(tmp_path, config):
+    with pytest.raises(CheckpointError, match=next(iter(config))):
+        Tokenizer.from_folder(folder_of(tmp_path, config))
+
+
+@pytest.mark.fault("A4")
+def test_a_space_in_front_is_the_configs_word(tmp_path):
+    def level(prefix):
+        backend = byte_level()
+        backend.normalizer = None
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+        return backend
+
+    texts = ["hi .", " hi", "", "\nx", "<|im_end|>hi", "hi<|bos|> x"]
+    plain, spaced = level(False), level(True)
+    for config, backend, expected in [
+        ({"add_prefix_space": True}, level(False), spaced),
+        ({"add_prefix_space": False}, level(True), plain),
+        ({"add_prefix_space": None}, level(True), spaced),
+        ({}, level(True), spaced),
+        ({"add_prefix_space": "true"}, level(False), plain),
+    ]:
+        tokenizer = Tokenizer.from_folder(folder_of(tmp_path, config, backend=backend))
+        for text in texts:
+            assert tokenizer.encode(text) == expected.encode(text).ids
+    assert plain.encode("hi .").ids != spaced.encode("hi .").ids
+
+
+@pytest.mark.fault("A4")
+def test_a_space_in_front_of_a_tokenizer_with_several_steps(tmp_path):
+    """Once, in front of the text, and not of every digit."""
+    tokenizer = Tokenizer.from_folder(folder_of(tmp_path, {"add_prefix_space": True}))
+    plain = Tokenizer.from_folder(folder_of(tmp_path))
+    for text in ["hi 12.", "é1", "\nx"]:
+        assert tokenizer.encode(text) == plain.encode(" " + text)
+        ids, offsets = tokenizer.encode_with_offsets(text)
+        assert offsets[-1][1] == len(text)
+        assert offsets[0][0] == 0
+        assert len(ids) == len(offsets)
+    assert tokenizer.encode(" x") == plain.encode(" x")
+    assert tokenizer.encode("") == []
+
+
+@pytest.mark.fault("A4")
+def test_special_tokens_are_those_of_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="compares with transformers where it is installed")
+    configs = [
+        ({"eos_token": "<tool_call>"}, None),
+        ({"eos_token": None}, {"eos_token": "<|im_end|>"}),
+        ({"eos_token": "<|bos|>"}, {"eos_token": {"content": "<tool_call>"}}),
+        ({"eos_token": "<|bos|>", "added_tokens_decoder": LISTED}, {"eos_token": "<tool_call>"}),
+        ({"additional_special_tokens": ["<tool_call>"]}, None),
+        ({"extra_special_tokens": {"tool_token": "<tool_call>"}}, None),
+        ({"added_tokens_decoder": {str(TOOL): {"content": "<tool_call>", "special": True}}}, None),
+        ({"eos_token": "t"}, None),
+        ({"additional_special_tokens": ["he"]}, None),
+    ]
+    for config, special in configs:
+        folder = folder_of(tmp_path, {"tokenizer_class": "PreTrainedTokenizerFast", **(config or {})}, special)
+        ours, theirs = Tokenizer.from_folder(folder), transformers.AutoTokenizer.from_pretrained(folder)
+        eos = () if theirs.eos_token_id is None else (theirs.eos_token_id,)
+        assert ours.eos_token_ids == eos, config
+        for text in [*AWKWARD_TEXTS.values(), "a<tool_call>b<|im_end|> the t"]:
+            ids = theirs(text)["input_ids"]
+            assert ours.encode(text) == ids
+            assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
 def test_unreadable_files_are_named(tmp_path):

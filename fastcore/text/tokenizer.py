@@ -11,8 +11,7 @@ from typing import Any
 
 import tokenizers
 
-from fastcore.checkpoints.strict_json import read_object
-from fastcore.errors import ChatTemplateError, CheckpointError
+from fastcore.errors import ChatTemplateError
 from fastcore.text.chat_template import ChatTemplate, split_reasoning
 from fastcore.text.decoding import (
     IncrementalDecoder,
@@ -22,6 +21,13 @@ from fastcore.text.decoding import (
     decoder_stages,
     fallback_byte,
     text_offsets,
+)
+from fastcore.text.tokenizer_files import (
+    config_templates,
+    declare_added_tokens,
+    named_tokens,
+    read_folder,
+    set_prefix_space,
 )
 
 __all__ = ["IncrementalDecoder", "Tokenizer", "split_reasoning"]
@@ -38,15 +44,17 @@ class Tokenizer:
     ) -> None:
         """
         backend: the `tokenizers` object; truncation and padding stored in it are switched off.
-        config: tokenizer_config.json (special tokens, chat_template).
+        config: tokenizer_config.json (special tokens, which the backend learns, add_prefix_space, chat_template).
         chat_templates: templates by name; given, they replace those of the config.
         """
+        config = config or {}
         backend.no_truncation()
         backend.no_padding()
+        declare_added_tokens(backend, config)
+        set_prefix_space(backend, config)
         self._backend = backend
-        config = config or {}
-        self._special_tokens = _special_tokens(config)
-        sources = chat_templates or _config_templates(config.get("chat_template"))
+        self._special_tokens = named_tokens(config)
+        sources = chat_templates or config_templates(config.get("chat_template"))
         self._templates = {name: ChatTemplate(source) for name, source in sources.items()}
         added = backend.get_added_tokens_decoder()
         self.special_tokens = {i: token.content for i, token in added.items() if token.special}  # their texts, by id
@@ -71,19 +79,7 @@ class Tokenizer:
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
         """Read tokenizer.json (required), tokenizer_config.json, special_tokens_map.json and chat_template.jinja."""
-        folder = Path(folder)
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise CheckpointError(
-                f"{path} is missing: the tokenizer is read from it. Save the checkpoint's fast tokenizer into {folder}"
-            )
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        # the library raises bare Exception for a malformed file
-        except Exception as error:
-            raise CheckpointError(f"{path} is not a tokenizer that the tokenizers library can read: {error}") from error
-        config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
-        return cls(backend, config, _template_files(folder))
+        return cls(*read_folder(Path(folder)))
 
     def _special_id(self, name: str) -> int | None:
         token = self._special_tokens.get(name)
@@ -232,41 +228,3 @@ class Tokenizer:
                 f"this checkpoint has no chat template named {name!r}; it has {sorted(self._templates)}"
             )
         return self._templates[name]
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token, pad_token ...: each a string, or a dict with its content."""
-    tokens = {
-        name: value.get("content") if isinstance(value, Mapping) else value
-        for name, value in config.items()
-        if name.endswith("_token")
-    }
-    return {name: value for name, value in tokens.items() if isinstance(value, str)}
-
-
-def _config_templates(value: object) -> dict[str, str]:
-    """tokenizer_config.json's chat_template: one string, or a list of {"name", "template"}."""
-    if value is None:
-        return {}
-    if isinstance(value, str):
-        return {"default": value}
-    try:
-        return {str(entry["name"]): str(entry["template"]) for entry in value}  # type: ignore[attr-defined]
-    except (TypeError, KeyError) as error:
-        raise CheckpointError(
-            "chat_template in tokenizer_config.json must be a string or a list of {'name', 'template'} dicts"
-        ) from error
-
-
-def _template_files(folder: Path) -> dict[str, str]:
-    """chat_template.jinja, with any named ones beside it."""
-    default = folder / "chat_template.jinja"
-    if not default.is_file():
-        return {}
-    named = sorted((folder / "additional_chat_templates").glob("*.jinja"))
-    files = {"default": default} | {path.stem: path for path in named}
-    return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return read_object(path) if path.is_file() else {}
