@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -21,6 +20,7 @@ from fastcore.engine.passage import Passage
 from fastcore.engine.scheduler import MAX_ROWS, MAX_RUNNING, Caller, Results, Scheduler
 from fastcore.engine.state import StatePool
 from fastcore.errors import ContextLengthError, UnsupportedModelError
+from fastcore.locks import cached_property
 from fastcore.model.weights import Weights
 from fastcore.models import record_model
 from fastcore.models.pii_masking import decoding

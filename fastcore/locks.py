@@ -1,11 +1,18 @@
-"""A lock that knows about fork."""
+"""A lock that knows about fork, and a cached property without one."""
 
+import functools
 import os
 import threading
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, TypeVar
 
 from fastcore.errors import ForkError
 
-__all__ = ["Lock"]
+__all__ = ["Lock", "cached_property"]
+
+T = TypeVar("T")
 
 
 class Lock:
@@ -17,15 +24,44 @@ class Lock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._is_orphan = False
+        _all.add(self)
 
     def usable(self) -> threading.Lock:
         """The lock itself; ForkError in a child of fork whose thread that held it is gone."""
-        if self._pid != os.getpid():
-            if self._lock.locked():
-                raise ForkError(
-                    "this model was at work in another thread when the process forked, and its state in the child is "
-                    "half done; open the model again in the child, or fork before using it"
-                )
-            self._pid = os.getpid()
+        if self._is_orphan:
+            raise ForkError(
+                "this model was at work in another thread when the process forked, and its state in the child is "
+                "half done; open the model again in the child, or fork before using it"
+            )
         return self._lock
+
+
+class cached_property(functools.cached_property[T]):
+    """Worked out at first use; by two threads at once, perhaps, of which one result stays.
+
+    Before Python 3.12 functools' own holds a lock meanwhile, which a child of fork may find held for ever.
+    """
+
+    def __init__(self, func: Callable[[Any], T]) -> None:
+        super().__init__(func)
+        self.lock: Any = nullcontext()
+
+
+_all: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """No other thread is there yet, so a lock that cannot be had has lost its owner.
+
+    The lock itself is asked: `locked()` is not true yet of a thread that has the lock and waits for the interpreter.
+    """
+    for lock in list(_all):
+        if lock._lock.acquire(blocking=False):
+            lock._lock.release()
+        else:
+            lock._is_orphan = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 
 from fastcore._kernels import Program
 from fastcore.errors import UnsupportedModelError
+from fastcore.locks import cached_property
 from fastcore.model.config import ModelConfig
 from fastcore.model.recorder import Recorder
 from fastcore.model.rope import RopeTable

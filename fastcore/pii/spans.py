@@ -5,7 +5,6 @@ import unicodedata
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from fastcore._kernels import MAX_LABELS, viterbi
 from fastcore.errors import UnsupportedModelError
+from fastcore.locks import cached_property
 
 __all__ = [
     "OPERATING_POINTS",

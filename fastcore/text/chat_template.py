@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from fastcore.errors import ChatTemplateError
+from fastcore.locks import cached_property
 
 if TYPE_CHECKING:
     import jinja2

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from fastcore.errors import ChatTemplateError
+from fastcore.locks import cached_property
 from fastcore.text.chat_template import ChatTemplate, split_reasoning
 from fastcore.text.decoding import (
     IncrementalDecoder,
