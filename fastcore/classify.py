@@ -109,6 +109,19 @@ class Classification:
             return spans
         return utf8_offsets(self.text, spans) if offsets == "utf8" else utf16_offsets(self.text, spans)
 
+    def check_covered(self) -> None:
+        """Raise ContextLengthError for a text that was not read to its end: nothing is known of its rest."""
+        if not self.covered:
+            raise ContextLengthError(
+                f"the text has {self.num_tokens} tokens and not all of them were read, so that the rest would show; "
+                "use long_text='windows'"
+            )
+
+    def mask(self, rules: MaskingRules, mapping: Mapping[str, str] | None = None) -> MaskedText:
+        """The text with its entities replaced: MaskingRules.mask says how. Raises as check_covered does."""
+        self.check_covered()
+        return rules.mask(self.text, self.entities, mapping)
+
     def to_dict(self, offsets: str = "code_points") -> dict[str, Any]:
         """Everything but the text itself, ready for JSON."""
         return {
@@ -248,13 +261,7 @@ class TokenClassifier:
         rules = MaskingRules(operator, per_label or {}, allow_list, threshold, keep, keep_from, mask_char, key)
 
         def masked(reading: _Reading) -> MaskedText:
-            found = self._classification(reading)
-            if not found.covered:
-                raise ContextLengthError(
-                    f"the text has {found.num_tokens} tokens and only {self.max_seq_len} were read, so that the rest "
-                    "would show; mask with long_text='windows'"
-                )
-            return rules.mask(found.text, found.entities, mapping)
+            return self._classification(reading).mask(rules, mapping)
 
         return self._shaped(texts, masked, ())
 

@@ -7,6 +7,7 @@ __all__ = [
     "ContextLengthError",
     "Error",
     "ForkError",
+    "MaskingError",
     "MissingPackageError",
     "MissingShardError",
     "ModelNotFoundError",
@@ -51,6 +52,10 @@ class NonFiniteError(Error, ArithmeticError):
 
 class ChatTemplateError(Error, ValueError):
     """The checkpoint has no chat template, or the template refused the messages."""
+
+
+class MaskingError(Error, ValueError):
+    """A file cannot be masked for certain: it is damaged, or what belongs to a field cannot be told or rewritten."""
 
 
 class ForkError(Error, RuntimeError):

@@ -56,8 +56,13 @@ class TokenClassifierRecognizer(EntityRecognizer):  # type: ignore[misc, unused-
         """The classifier is loaded already."""
 
     def analyze(self, text: str, entities: Sequence[str] | None, nlp_artifacts: Any = None) -> list[RecognizerResult]:
-        """The entities of the text that are among the wanted ones; all, if none are named."""
+        """The entities of the text that are among the wanted ones; all, if none are named.
+
+        Raises ContextLengthError for a text that the classifier does not read to its end (long_text="truncate").
+        """
         wanted = set(entities or self.entity_names.values())
+        result = self.classifier(text)
+        result.check_covered()
         return [
             RecognizerResult(
                 entity_type=self.entity_names[entity.label],
@@ -74,6 +79,6 @@ class TokenClassifierRecognizer(EntityRecognizer):  # type: ignore[misc, unused-
                     RecognizerResult.RECOGNIZER_IDENTIFIER_KEY: self.id,
                 },
             )
-            for entity in self.classifier(text).entities
+            for entity in result.entities
             if self.entity_names[entity.label] in wanted
         ]

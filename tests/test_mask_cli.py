@@ -264,7 +264,7 @@ def test_json_lines_keep_everything_but_the_field(mask) -> None:
     assert out == (
         RECORDS.replace(b'"ring BOB"', b'"ring [PRIVATE_PERSON]"')
         .replace(b"caf\\u00e9 BOB", b"caf\\u00e9 [PRIVATE_PERSON]")
-        .replace(rb'"\u0042\/ no"', b'"[PRIVATE_PERSON]/ no"')
+        .replace(rb'"\u0042\/ no"', rb'"[PRIVATE_PERSON]\/ no"')
     )
     assert err.endswith("private_person 3\n")
 
@@ -290,7 +290,7 @@ def test_a_key_with_a_dot(mask) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"text": 5550100}', "line 2: field 'text' holds the number 5550100"),
+        (b'{"text": 5550100}', "line 2: field 'text' holds a number"),
         (b'{"text": "BOB"', "line 2 is not JSON"),
         (b"BOB", "line 2 is not JSON"),
     ],
@@ -347,8 +347,8 @@ def test_cells_are_those_of_the_csv_module(mask) -> None:
 
 
 def test_csv_without_header_and_tsv(mask, tmp_path: Path) -> None:
-    out = mask("--format", "csv", "--no-header", "--field", "2", stdin=b"BOB,ANN\nBOB\n")[1]
-    assert out == b"BOB,[PRIVATE_PERSON]\nBOB\n"
+    out = mask("--format", "csv", "--no-header", "--field", "2", stdin=b"BOB,ANN\nBOB,\n")[1]
+    assert out == b"BOB,[PRIVATE_PERSON]\nBOB,\n"
     (tmp_path / "in.tsv").write_bytes(b"a\tb\nBOB, 1\tANN, 2\n")
     assert mask(tmp_path / "in.tsv", "--field", "b")[1] == b"a\tb\nBOB, 1\t[PRIVATE_PERSON], [PRIVATE_PHONE]\n"
 
@@ -434,4 +434,4 @@ def test_several_processes_give_the_same(mask) -> None:
 def test_an_error_in_a_process_is_told(mask, folder: Path) -> None:
     code, _, err = mask("--jobs", "2", "--format", "jsonl", "--field", "text", stdin=b'{"text": "BOB"}\n{"text": 7}\n')
     assert code == 1
-    assert "holds the number 7" in err
+    assert "line 2: field 'text' holds a number" in err

@@ -17,26 +17,21 @@ import io
 import json
 import os
 import sys
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, cast
 
 from fastcore.cli.options import add_model_options
+from fastcore.cli.outputs import StandardOutput, named_errors, new_file
+from fastcore.errors import MaskingError
+from fastcore.pii.csv_cells import csv_records
+from fastcore.pii.json_lines import json_records
 from fastcore.pii.masking import OPERATORS, MaskingRules
-from fastcore.pii.text_files import (
-    FieldNames,
-    Record,
-    csv_records,
-    document,
-    json_records,
-    line_records,
-    open_parquet,
-    parquet_records,
-)
+from fastcore.pii.parquet_columns import ParquetColumns
+from fastcore.pii.record_masking import Classify, RecordMasker
+from fastcore.pii.text_files import FieldNames, Record, TextFile, document, line_records
 
 if TYPE_CHECKING:
     from fastcore.classify import Classification, TokenClassifier
@@ -48,8 +43,6 @@ FORMATS = {
     ".csv": "csv", ".tsv": "csv", ".parquet": "parquet",
 }  # fmt: skip
 FOUND = 3
-
-Classify = Callable[[Iterable[str]], "Iterator[Classification]"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -102,44 +95,34 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     _check(args)
     rules = _rules(args)
-    run_ = _Run(rules, mapping={} if args.mapping else None)
+    masker = RecordMasker(rules, mapping={} if args.mapping else None)
     outputs = _outputs(args)
     with _classifier(args, rules) as classify:
         if not args.inputs:
-            with _standard_streams(args.encoding) as (source, target):
-                _mask_text(args, run_, classify, source, target, args.format or "text", "stdin", by_line=True)
-        for path, output in zip(args.inputs, outputs, strict=True):
-            _mask_file(args, run_, classify, path, output)
-    if args.mapping:
-        with _new_file(args.mapping, args.overwrite, 0o600) as temporary:
-            temporary.write_text(json.dumps(run_.mapping, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-    if not args.quiet:
-        print(run_.summary(), file=sys.stderr)
-    return FOUND if args.fail_on_found and run_.found else 0
-
-
-@dataclass
-class _Run:
-    """The rules, and what has come of them so far."""
-
-    rules: MaskingRules
-    mapping: dict[str, str] | None  # across texts; None: placeholders are numbered within each text
-    texts: int = 0
-    hit: int = 0
-    found: Counter[str] = field(default_factory=Counter)
-
-    def mask(self, result: "Classification") -> str:
-        masked = self.rules.mask(result.text, result.entities, self.mapping)
-        if self.mapping is not None:
-            self.mapping = masked.mapping
-        self.texts += 1
-        self.hit += bool(masked.items)
-        self.found.update(item.label for item in masked.items)
-        return masked.text
-
-    def summary(self) -> str:
-        what = ", ".join(f"{label} {count}" for label, count in self.found.most_common()) or "nothing"
-        return f"{self.texts} texts, {self.hit} with something masked: {what}"
+            if sys.stdin is None:
+                raise ValueError("stdin is closed")
+            with StandardOutput() as target:
+                _mask_text(
+                    args,
+                    masker,
+                    classify,
+                    cast(io.BufferedIOBase, sys.stdin.buffer),
+                    target,
+                    args.format or "text",
+                    "stdin",
+                )
+                _write_mapping(args, masker)
+        num_done = 0
+        try:
+            for path, output in zip(args.inputs, outputs, strict=True):
+                _mask_file(args, masker, classify, path, output)
+                num_done += output is not None
+        finally:
+            if num_done:  # also of files that are done when the next one fails
+                _write_mapping(args, masker)
+    if not args.quiet and sys.stderr is not None:
+        print(masker.summary(), file=sys.stderr)
+    return FOUND if args.fail_on_found and masker.found else 0
 
 
 # ---- Options
@@ -208,18 +191,8 @@ def _operating_point(text: str | None) -> str | tuple[float, float] | None:
 
 
 def _read(path: Path) -> bytes:
-    with _named_errors(path):
+    with named_errors(path):
         return path.read_bytes()
-
-
-@contextmanager
-def _named_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror or error}") from None
 
 
 # ---- The model
@@ -281,7 +254,7 @@ def _outputs(args: argparse.Namespace) -> list[Path | None]:
     if len(set(outputs)) < len(outputs):
         raise ValueError("two input files have the same name; mask them into different folders")
     if into_folder:
-        with _named_errors(args.output):
+        with named_errors(args.output):
             args.output.mkdir(parents=True, exist_ok=True)
     for output in (*outputs, args.mapping):
         if output is not None and output.exists():
@@ -292,74 +265,32 @@ def _outputs(args: argparse.Namespace) -> list[Path | None]:
     return list(outputs)
 
 
-@contextmanager
-def _new_file(path: Path, overwrite: bool, mode: int = 0o666) -> Iterator[Path]:
-    """A temporary path beside `path`, which takes its name if all goes well."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with _named_errors(temporary):
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
-    try:
-        yield temporary
-        if overwrite:
-            temporary.replace(path)
-        else:
-            os.link(temporary, path)  # fails where the name has been taken meanwhile
-    finally:
-        temporary.unlink(missing_ok=True)
+def _write_mapping(args: argparse.Namespace, masker: RecordMasker) -> None:
+    if args.mapping:
+        with new_file(args.mapping, args.overwrite, 0o600) as temporary, named_errors(args.mapping):
+            text = json.dumps(masker.mapping, ensure_ascii=True, indent=2) + "\n"
+            temporary.write_text(text, encoding="ascii")
 
 
-def _mask_file(args: argparse.Namespace, run_: _Run, classify: Classify, path: Path, output: Path | None) -> None:
+def _mask_file(
+    args: argparse.Namespace, masker: RecordMasker, classify: Classify, path: Path, output: Path | None
+) -> None:
     name = _format(args, path)
-    with ExitStack() as stack:
-        temporary = None if output is None else stack.enter_context(_new_file(output, args.overwrite))
-        if name == "parquet":
-            assert temporary is not None
-            _mask_parquet(args, run_, classify, path, temporary)
-            return
-        with _named_errors(path):
-            raw = stack.enter_context(open(path, "rb"))
-        if args.encoding.lower().replace("_", "-") in ("utf-8", "utf8"):
-            _refuse_utf16(raw, path)
-        source = stack.enter_context(_text(raw, args.encoding))
-        if temporary is None:
-            target = stack.enter_context(_standard_output(args.encoding))
+    if name == "parquet":
+        assert output is not None
+        with new_file(output, args.overwrite) as temporary:
+            _mask_parquet(args, masker, classify, path, temporary)
+        return
+    with named_errors(path):
+        source = open(path, "rb")  # noqa: SIM115
+    with source:
+        if output is None:
+            with StandardOutput() as target:
+                _mask_text(args, masker, classify, source, target, name, str(path))
+                _write_mapping(args, masker)
         else:
-            target = stack.enter_context(_text(stack.enter_context(open(temporary, "wb")), args.encoding))
-        _mask_text(args, run_, classify, source, target, name, str(path), by_line=args.lines)
-
-
-def _text(raw: IO[bytes], encoding: str) -> io.TextIOWrapper:
-    """Text without translated newlines; invalid bytes come out as they went in."""
-    try:
-        return io.TextIOWrapper(raw, encoding, "surrogateescape", newline="\n")
-    except LookupError:
-        raise ValueError(f"--encoding {encoding}: no such encoding") from None
-
-
-def _refuse_utf16(raw: IO[bytes], path: Path) -> None:
-    if raw.read(2) in (b"\xff\xfe", b"\xfe\xff"):
-        raise ValueError(f"{path} is UTF-16, which as UTF-8 would be read as nonsense; give --encoding utf-16")
-    raw.seek(0)
-
-
-@contextmanager
-def _standard_output(encoding: str) -> Iterator[IO[str]]:
-    target = _text(sys.stdout.buffer, encoding)
-    try:
-        yield target
-        target.flush()
-    finally:
-        target.detach()
-
-
-@contextmanager
-def _standard_streams(encoding: str) -> Iterator[tuple[IO[str], IO[str]]]:
-    source = _text(sys.stdin.buffer, encoding)
-    try:
-        with _standard_output(encoding) as target:
-            yield source, target
-    finally:
-        source.detach()
+            with new_file(output, args.overwrite) as temporary, named_errors(output), open(temporary, "wb") as written:
+                _mask_text(args, masker, classify, source, written, name, str(path))
 
 
 # ---- Masking
@@ -367,84 +298,64 @@ def _standard_streams(encoding: str) -> Iterator[tuple[IO[str], IO[str]]]:
 
 def _mask_text(
     args: argparse.Namespace,
-    run_: _Run,
+    masker: RecordMasker,
     classify: Classify,
-    source: IO[str],
-    target: IO[str],
+    source: io.BufferedIOBase,
+    target: "IO[bytes] | StandardOutput",
     name: str,
     where: str,
-    by_line: bool,
 ) -> None:
+    from_stdin = where == "stdin"
     fields = FieldNames(args.field)
     records: Iterator[Record[str]]
-    if name == "text":
-        records = line_records(source) if by_line else document(source)
-    elif name == "jsonl":
-        records = json_records(source, fields)
-    else:
-        delimiter = args.delimiter or ("\t" if where.lower().endswith(".tsv") else ",")
-        records = csv_records(source, fields, delimiter, header=not args.no_header)
-    size = Path(where).stat().st_size if where != "stdin" else None
     with _named(where):
-        for part in _masked(records, run_, classify, _Progress(where, size, "B", args.quiet)):
-            target.write(part)
-            if args.line_buffered:
-                target.flush()
-    fields.check(where)
+        file = TextFile(source, args.encoding)
+        if name == "text":
+            records = line_records(file) if args.lines or from_stdin else document(file)
+        elif name == "jsonl":
+            records = json_records(file, fields)
+        else:
+            records = csv_records(file, fields, _delimiter(args, where), header=not args.no_header)
+        target.write(file.mark)
+        with _Progress(where, None if from_stdin else Path(where).stat().st_size, "B", args.quiet) as progress:
+            for part in masker.masked(records, classify, progress.advance):
+                target.write(file.encode(part))
+                if args.line_buffered and isinstance(target, StandardOutput) and not fields.missing:
+                    target.deliver()
+        target.write(file.encode("", final=True))
+        fields.check()
 
 
-def _mask_parquet(args: argparse.Namespace, run_: _Run, classify: Classify, path: Path, output: Path) -> None:
+def _delimiter(args: argparse.Namespace, where: str) -> str:
+    delimiter: str = args.delimiter or ("\t" if where.lower().endswith(".tsv") else ",")
+    return "\t" if delimiter == "\\t" else delimiter
+
+
+def _mask_parquet(args: argparse.Namespace, masker: RecordMasker, classify: Classify, path: Path, output: Path) -> None:
     fields = FieldNames(args.field)
-    with open_parquet(path) as file:
-        import pyarrow.parquet
-
-        metadata = file.metadata
-        codec = metadata.row_group(0).column(0).compression if metadata.num_row_groups else "SNAPPY"
-        codec = "NONE" if codec == "UNCOMPRESSED" else codec
-        progress = _Progress(str(path), metadata.num_rows, " rows", args.quiet)
-        with _named(str(path)), pyarrow.parquet.ParquetWriter(output, file.schema_arrow, compression=codec) as writer:
-            for table in _masked(parquet_records(file, fields), run_, classify, progress):
-                writer.write_table(table, row_group_size=max(1, table.num_rows))
+    with (
+        _named(str(path)),
+        ParquetColumns(path) as file,
+        _Progress(str(path), file.num_rows, " rows", args.quiet) as progress,
+    ):
+        file.write(masker.masked(file.records(fields), classify, progress.advance), output)
 
 
 @contextmanager
 def _named(where: str) -> Iterator[None]:
+    """Errors about the contents of a file begin with its name."""
     try:
         yield
-    except ValueError as error:
-        if isinstance(error, UnicodeError):
-            raise ValueError(f"{where}: {error}; give its --encoding") from None
-        if where in str(error):
-            raise
-        raise ValueError(f"{where}: {error}") from error
-
-
-def _masked(records: Iterable[Record[Any]], run_: _Run, classify: Classify, progress: "_Progress") -> Iterator[Any]:
-    """The records with their texts masked, in order. The classifier reads ahead."""
-    ahead: deque[Record[Any]] = deque()
-
-    def texts() -> Iterator[str]:
-        for record in records:
-            ahead.append(record)
-            yield from record.texts or ("",)  # so that a record without texts waits for its turn as well
-
-    masked: list[str] = []
-    with progress:
-        for result in classify(texts()):
-            if ahead[0].texts:
-                masked.append(run_.mask(result))
-            if len(masked) == len(ahead[0].texts):
-                record = ahead.popleft()
-                yield record.render(masked)
-                progress.advance(record.size)
-                masked = []
+    except MaskingError as error:
+        raise MaskingError(f"{where}: {error}") from None
 
 
 class _Progress:
     """A bar on stderr, where that is a terminal."""
 
     def __init__(self, name: str, total: int | None, unit: str, quiet: bool) -> None:
-        self._options = {"desc": name, "total": total, "unit": unit, "unit_scale": True, "disable": quiet or None}
+        off = quiet or sys.stderr is None or None
+        self._options = {"desc": name, "total": total, "unit": unit, "unit_scale": True, "disable": off}
 
     def __enter__(self) -> "_Progress":
         from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]

@@ -73,7 +73,7 @@ async def find(classifier: TokenClassifier, request: Request, body: Body, model:
 def _find_response(results: Iterable[Classification], rules: MaskingRules, offsets: str) -> Response:
     answers = []
     for result in results:
-        masked = rules.mask(result.text, result.entities)
+        masked = result.mask(rules)
         answer = {**result.to_dict(offsets), "masked_text": masked.text}
         answers.append(answer | ({"mapping": masked.mapping} if masked.mapping else {}))
     return json_response({"results": answers})
