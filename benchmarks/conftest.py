@@ -16,9 +16,10 @@ import pytest
 from fastcore._kernels import active_isa
 from fastcore.bench.peers import PEERS, TorchClassifier
 from fastcore.bench.workload import Limits, read_buffer
+from fastcore.checkpoints.open import load_config
 from fastcore.errors import Error, MissingPackageError, UnsupportedModelError
 from fastcore.machine import machine_facts
-from fastcore.model.config import ModelConfig, load_config
+from fastcore.model.config import ModelConfig
 from fastcore.models import Model, load_model
 from fastcore.sources.registry import resolve
 from fastcore.threads import resolve_num_threads

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastcore import LLM
 from fastcore._kernels import PackedLinear
-from fastcore.checkpoints.folder import open_checkpoint
+from fastcore.checkpoints.open import open_checkpoint
 
 PROMPT = [5, 6, 7, 8]
 CHUNK_BYTES = 1 << 23

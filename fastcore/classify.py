@@ -9,13 +9,14 @@ import re
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastcore._kernels import BLOCK_TOKENS, viterbi
+from fastcore.checkpoints.checkpoint import Checkpoint
+from fastcore.checkpoints.open import ModelPath, opened
 from fastcore.engine.passage import Passage
 from fastcore.engine.scheduler import MAX_ROWS, MAX_RUNNING, Caller, Results, Scheduler
 from fastcore.engine.state import StatePool
@@ -161,7 +162,7 @@ class _Reading:
 class TokenClassifier:
     """A token classifier on this machine's CPU, such as the PII model.
 
-    model: a folder, a hub id or a named model.
+    model: a folder, a hub id or a named model, or a checkpoint that is open already.
     dtype: auto (weights as stored) | f32 | bf16 | f16; the heads are always f32.
     num_threads: None is the physical cores that affinity and container quota leave.
     max_seq_len: tokens that are read at once, the window; None is the model's own.
@@ -176,7 +177,7 @@ class TokenClassifier:
 
     def __init__(
         self,
-        model: str | Path,
+        model: ModelPath | Checkpoint,
         *,
         dtype: str = "auto",
         num_threads: int | None = None,
@@ -185,27 +186,26 @@ class TokenClassifier:
         overlap: int | None = None,
         operating_point: str | tuple[float, float] | None = None,
     ) -> None:
-        from fastcore.checkpoints.folder import open_checkpoint
-        from fastcore.model.config import load_config
         from fastcore.sources.registry import resolve
 
         if long_text not in LONG_TEXT:
             raise ValueError(f"long_text is {long_text!r}; expected one of {', '.join(LONG_TEXT)}")
         self.num_threads = resolve_num_threads(num_threads)
-        self._path = resolve(model)
-        self.config = load_config(self._path)
-        if self.config.pii is None:
-            names = ", ".join(self.config.architectures) or self.config.model_type
-            raise UnsupportedModelError(f"{names} does not classify tokens; open it with fastcore.LLM")
-        self.max_seq_len = _window(max_seq_len, self.config.pii.max_seq_len, self.config.context_length)
-        self.long_text = long_text
-        self.overlap = min(OVERLAP, self.max_seq_len // 4) if overlap is None else overlap
-        if not 0 <= self.overlap < self.max_seq_len:
-            raise ValueError(f"overlap is {overlap!r}; expected a number of tokens from 0 to {self.max_seq_len - 1}")
-        with open_checkpoint(self._path) as checkpoint:
-            self._decoding = decoding(self.config, checkpoint)
+        with opened(model if isinstance(model, Checkpoint) else resolve(model)) as self._checkpoint:
+            self.config = self._checkpoint.config()
+            if self.config.pii is None:
+                names = ", ".join(self.config.architectures) or self.config.model_type
+                raise UnsupportedModelError(f"{names} does not classify tokens; open it with fastcore.LLM")
+            self.max_seq_len = _window(max_seq_len, self.config.pii.max_seq_len, self.config.context_length)
+            self.long_text = long_text
+            self.overlap = min(OVERLAP, self.max_seq_len // 4) if overlap is None else overlap
+            if not 0 <= self.overlap < self.max_seq_len:
+                raise ValueError(
+                    f"overlap is {overlap!r}; expected a number of tokens from 0 to {self.max_seq_len - 1}"
+                )
+            self._decoding = decoding(self.config, self._checkpoint)
             self.operating_point = _operating_point(operating_point, self._decoding.biases)
-            self.model = record_model(self.config, Weights(checkpoint, dtype, self.num_threads))
+            self.model = record_model(self.config, Weights(self._checkpoint, dtype, self.num_threads))
         self.labels = self._decoding.labels
         self._transition_scores = self.labels.transition_scores(*self.operating_point, legal=self._decoding.legal)
         blocks = MAX_RUNNING + _blocks(max(self.max_seq_len, MAX_ROWS))
@@ -215,9 +215,12 @@ class TokenClassifier:
     @cached_property
     def tokenizer(self) -> "Tokenizer":
         """Read when the first text comes: token ids alone need none."""
-        from fastcore.text.tokenizer import Tokenizer
+        from fastcore.text.tokenizer import Tokenizer, missing_tokenizer
 
-        return Tokenizer.open(self._path)
+        tokenizer = Tokenizer.of(self._checkpoint)
+        if tokenizer is None:
+            raise missing_tokenizer(self._checkpoint.path)
+        return tokenizer
 
     @overload
     def __call__(self, texts: str, *, boundaries: Sequence[int] = ()) -> Classification: ...

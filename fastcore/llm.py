@@ -3,12 +3,13 @@
 import os
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcore.checkpoints.checkpoint import Checkpoint
+from fastcore.checkpoints.open import ModelPath, opened
 from fastcore.engine import loglikelihood as loglikelihoods
 from fastcore.engine.completion import Chunk, Completion, completion, token_logprobs
 from fastcore.engine.request import Request
@@ -36,7 +37,8 @@ Message = Mapping[str, Any]
 class LLM:
     """A language model on this machine's CPU.
 
-    model: a folder, a .gguf or .fh1w file, a hub id or a named model; None is the default model.
+    model: a folder, a .gguf or .fh1w file, a hub id or a named model; None is the default model. Or a checkpoint that
+    is open already.
     dtype: auto (weights as stored; bf16 where they are quantised) | f32 | bf16 | f16.
     num_threads: None is the physical cores that affinity and container quota leave.
     max_seq_len: longest prompt and output together; None is the model's own.
@@ -47,7 +49,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path | None = None,
+        model: ModelPath | Checkpoint | None = None,
         *,
         dtype: str = "auto",
         num_threads: int | None = None,
@@ -56,12 +58,15 @@ class LLM:
         kv_dtype: str = "f32",
     ) -> None:
         from fastcore.sources.registry import resolve
-        from fastcore.text.tokenizer import Tokenizer
+        from fastcore.text.tokenizer import Tokenizer, missing_tokenizer
 
         threads = resolve_num_threads(num_threads)
-        path = resolve(model)
-        loaded = load_model(path, dtype, threads)
-        self._start(loaded, Tokenizer.open(path), threads, max_seq_len, kv_cache_bytes, kv_dtype)
+        with opened(model if isinstance(model, Checkpoint) else resolve(model)) as checkpoint:
+            loaded = load_model(checkpoint, dtype, threads)
+            tokenizer = Tokenizer.of(checkpoint)
+            if tokenizer is None:
+                raise missing_tokenizer(checkpoint.path)
+        self._start(loaded, tokenizer, threads, max_seq_len, kv_cache_bytes, kv_dtype)
 
     @classmethod
     def from_model(

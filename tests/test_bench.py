@@ -21,12 +21,10 @@ from fastcore.bench.workload import (
     standard_workloads,
     time_in_turns,
 )
-from fastcore.checkpoints.folder import open_checkpoint
-from fastcore.checkpoints.gguf import GgufFile
+from fastcore.checkpoints.open import open_checkpoint
 from fastcore.cli import main
 from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
 from fastcore.errors import ContextLengthError, MissingPackageError, NonFiniteError, UnsupportedModelError
-from fastcore.model.config import parse_config
 from fastcore.model.rope import inv_freq
 from fastcore.models import Model, load_model
 
@@ -274,20 +272,20 @@ def test_a_gguf_file_holds_the_same_weights(
     model_type: str, tie: bool, tiny_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder = tiny_folder(model_type, tie=tie)
-    file = GgufFile(write_gguf(folder, tmp_path / "model.gguf"))
+    file = open_checkpoint(write_gguf(folder, tmp_path / "model.gguf"))
     with open_checkpoint(folder) as checkpoint:
         assert set(file) == set(checkpoint)
         for name, tensor in checkpoint.items():
             assert np.array_equal(file[name].f32(), tensor.f32()), name
     for field in ("hidden_size", "num_hidden_layers", "num_key_value_heads", "head_dim", "rms_norm_eps", "vocab_size"):
-        assert file.config[field] == getattr(load_model(folder).config, field), field
+        assert file.hf_config[field] == getattr(load_model(folder).config, field), field
 
 
 def test_a_gguf_file_of_scaled_rope(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
     rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     folder = tiny_folder("llama", rope_scaling=rope | {"original_max_position_embeddings": 8192})
     config = load_model(folder).config
-    file = parse_config(GgufFile(write_gguf(folder, tmp_path / "model.gguf")).config)
+    file = open_checkpoint(write_gguf(folder, tmp_path / "model.gguf")).config()
     expected, _ = inv_freq(config.rope, config.head_dim)
     assert inv_freq(file.rope, file.head_dim)[0] == pytest.approx(expected, rel=1e-6)
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from tiny import from_bf16, to_bf16, write_safetensors
 
-from fastcore.checkpoints.folder import Checkpoint, Tensor, open_checkpoint
+from fastcore.checkpoints.dense import DenseTensor
+from fastcore.checkpoints.open import open_checkpoint
 from fastcore.errors import (
     CheckpointError,
     Error,
@@ -165,18 +166,18 @@ def test_files_written_by_safetensors_are_read(weights: Path) -> None:
 
 def test_tensors_of_arrays_in_memory() -> None:
     bits = to_bf16(np.array([[1.0, -2.5]], np.float32))
-    assert Tensor.from_array("x", bits, "BF16").f32().tolist() == [[1.0, -2.5]]
-    assert Tensor.from_array("x", bits).dtype == "U16"
+    assert DenseTensor.from_array("x", bits, "BF16").f32().tolist() == [[1.0, -2.5]]
+    assert DenseTensor.from_array("x", bits).dtype == "U16"
     columns = np.arange(6, dtype=np.float32).reshape(2, 3).T
-    assert np.array_equal(Tensor.from_array("x", columns).array, columns)
-    assert np.array_equal(Tensor.from_array("x", columns.astype(">f4")).array, columns)
-    scalar = Tensor.from_array("x", np.array(1.5, np.float16))
+    assert np.array_equal(DenseTensor.from_array("x", columns).array, columns)
+    assert np.array_equal(DenseTensor.from_array("x", columns.astype(">f4")).array, columns)
+    scalar = DenseTensor.from_array("x", np.array(1.5, np.float16))
     assert (scalar.shape, scalar.dtype, scalar.f32()) == ((), "F16", 1.5)
     with pytest.raises(TypeError, match="BF16 does not go with an array of float32"):
-        Tensor.from_array("x", columns, "BF16")
+        DenseTensor.from_array("x", columns, "BF16")
     with pytest.raises(TypeError, match="complex64"):
-        Tensor.from_array("x", np.zeros(1, np.complex64))
-    assert Checkpoint({"x": scalar}).nbytes == 2
+        DenseTensor.from_array("x", np.zeros(1, np.complex64))
+    assert scalar.nbytes == 2
 
 
 # ---------------------------------------------------------------- life of the mapping
@@ -307,7 +308,7 @@ def test_hostile_headers_allocate_nothing(tmp_path: Path) -> None:
             paths[-1].write_bytes(HOSTILE[fault][0])
     code = """
 import resource, sys
-from fastcore.checkpoints.folder import open_checkpoint
+from fastcore.checkpoints.open import open_checkpoint
 from fastcore.errors import CheckpointError
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 before = peak()
@@ -340,8 +341,8 @@ def test_what_is_not_a_checkpoint_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(CheckpointError, match=r"found: pytorch_model.bin; save the model as safetensors"):
         open_checkpoint(tmp_path)
-    (tmp_path / "x.bin").write_bytes(b"GGUF" + bytes(20))
-    with pytest.raises(UnsupportedModelError, match=r"GGUF file, but its name does not end in \.gguf"):
+    (tmp_path / "x.bin").write_bytes(b"GGUF" + bytes(20))  # its first bytes say what it is
+    with pytest.raises(UnsupportedModelError, match=r"x\.bin: GGUF version 0"):
         open_checkpoint(tmp_path / "x.bin")
     os.mkfifo(tmp_path / "pipe.safetensors")
     with pytest.raises(CheckpointError, match="not a regular file"):
@@ -426,6 +427,27 @@ def test_a_repeated_name_in_the_index_is_refused(sharded: Path) -> None:
 
 
 def test_a_single_file_comes_before_an_index(sharded: Path) -> None:
-    write_safetensors(sharded / "model.safetensors", {"whole": np.zeros(1, np.float32)})
+    whole = {name: np.ones(1, np.float32) for name in "abc"}
+    write_safetensors(sharded / "model.safetensors", whole)
     with open_checkpoint(sharded) as tensors:
-        assert list(tensors) == ["whole"]
+        assert [path.name for path in tensors.paths] == ["model.safetensors"]
+
+
+@pytest.mark.fault("E4")
+def test_a_stray_file_beside_a_complete_index_is_explained(sharded: Path) -> None:
+    """What is left of another download is not taken for the model, and not for a damaged model either."""
+    single, index = sharded / "model.safetensors", sharded / "model.safetensors.index.json"
+    explained = r"index\.json are beside it: remove model\.safetensors"
+    write_safetensors(single, {"a": np.zeros(2, np.float32)})
+    with pytest.raises(CheckpointError, match=rf"lacks 2 of the 3 tensors .*'b'.*{explained}"):
+        open_checkpoint(sharded)
+    for damaged in (b"", single.read_bytes()[:-1], b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"):
+        single.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=explained):
+            open_checkpoint(sharded)
+    with open_checkpoint(index) as tensors:
+        assert set(tensors) == set("abc")
+    (sharded / "model-2.safetensors").unlink()  # an index that is not complete explains nothing
+    with pytest.raises(CheckpointError, match="Git LFS pointer") as caught:
+        open_checkpoint(sharded)
+    assert "index" not in str(caught.value)

@@ -17,7 +17,7 @@ from tiny import tiny_checkpoint
 import fastcore
 from fastcore import LLM, SamplingParams
 from fastcore._kernels import BLOCK_TOKENS, active_isa, available_isas
-from fastcore.checkpoints.folder import open_checkpoint
+from fastcore.checkpoints.open import open_checkpoint
 from fastcore.cli import COMMANDS, main
 from fastcore.engine.state import StatePool
 from fastcore.models import load_model

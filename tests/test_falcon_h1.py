@@ -14,14 +14,14 @@ from oracle.checkpoint import Weights as OracleWeights
 from tiny import TOKENIZER_SIZE, from_bf16, make_prompt, tiny_checkpoint
 
 from fastcore import _kernels
-from fastcore.checkpoints.fh1w import export_fh1w
-from fastcore.checkpoints.folder import open_checkpoint
+from fastcore.checkpoints.export import export_fh1w
+from fastcore.checkpoints.open import load_config, open_checkpoint
 from fastcore.engine.request import Request
 from fastcore.engine.sampling import Sampler, SamplingParams
 from fastcore.engine.scheduler import Scheduler
 from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
 from fastcore.errors import CacheFullError, CheckpointError, UnsupportedModelError
-from fastcore.model.config import FalconMultipliers, load_config
+from fastcore.model.config import FalconMultipliers
 from fastcore.model.recorder import Recorder
 from fastcore.model.weights import Weights
 from fastcore.models import Model, load_model, record_model

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from tiny import from_bf16, tiny_checkpoint, to_bf16
 
+from fastcore.checkpoints.dense import DenseTensor
 from fastcore.checkpoints.fh1w import MAX_TENSORS, write_fh1w
-from fastcore.checkpoints.folder import Tensor, open_checkpoint
+from fastcore.checkpoints.open import load_config, open_checkpoint
 from fastcore.errors import CheckpointError, UnsupportedModelError
-from fastcore.model.config import ModelConfig, load_config
+from fastcore.model.config import ModelConfig
 
 
 def tensor(name: bytes, dims: tuple[int, ...], values: bytes | None = None, rank: int | None = None) -> bytes:
@@ -129,7 +130,7 @@ def test_count_50000_is_accepted(path: Path) -> None:
 
 
 def test_the_bytes_of_a_pack(path: Path) -> None:
-    write_fh1w(path, {"ab": Tensor.from_array("ab", np.array([[1.0, -2.0]], np.float32))})
+    write_fh1w(path, {"ab": DenseTensor.from_array("ab", np.array([[1.0, -2.0]], np.float32))})
     assert path.read_bytes() == (
         b"FH1W\1\0\0\0" + b"\2\0ab" + b"\2" + b"\1\0\0\0\2\0\0\0" + b"\0\0\x80\x3f" + b"\0\0\0\xc0"
     )
@@ -150,7 +151,7 @@ def test_a_folder_and_its_pack_hold_the_same_bits(tmp_path: Path, dtype: str) ->
 
 def test_bf16_is_widened(path: Path) -> None:
     bits = to_bf16(np.array([1.0, 3.1415927, -0.0], np.float32))
-    write_fh1w(path, {"x": Tensor.from_array("x", bits, "BF16")})
+    write_fh1w(path, {"x": DenseTensor.from_array("x", bits, "BF16")})
     with open_checkpoint(path) as tensors:
         assert np.array_equal(tensors["x"].array.view(np.uint32), from_bf16(bits).view(np.uint32))
 
@@ -169,7 +170,7 @@ class Failing:
 
 def test_a_pack_appears_whole_or_not_at_all(path: Path) -> None:
     path.write_bytes(b"what was there before")
-    good = Tensor.from_array("good", np.zeros(3, np.float32))
+    good = DenseTensor.from_array("good", np.zeros(3, np.float32))
     with pytest.raises(RuntimeError, match="no values"):
         write_fh1w(path, {"good": good, "bad": Failing()})
     assert path.read_bytes() == b"what was there before"
@@ -189,7 +190,7 @@ def test_what_a_pack_cannot_hold_is_refused_before_writing(
     path: Path, name: str, shape: tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
-        write_fh1w(path, {"good": Failing(), name: Tensor.from_array(name, np.zeros(shape, np.float32))})
+        write_fh1w(path, {"good": Failing(), name: DenseTensor.from_array(name, np.zeros(shape, np.float32))})
     assert list(path.parent.iterdir()) == []
 
 
@@ -294,7 +295,7 @@ def test_a_folder_with_a_pack_only(path: Path) -> None:
     with open_checkpoint(path.parent) as tensors:
         assert list(tensors) == ["model.embed_tokens.weight"]
     embedding_only(path.with_name("second.fh1w"), (64, 32))
-    with pytest.raises(CheckpointError, match=r"not exactly one .fh1w file; found: model.fh1w, second.fh1w"):
+    with pytest.raises(CheckpointError, match=r"not exactly one .fh1w or .gguf file; found: model.fh1w, second.fh1w"):
         open_checkpoint(path.parent)
 
 
@@ -305,7 +306,7 @@ def test_a_whole_demo_pack(path: Path) -> None:
     values: dict[str, Any] = {
         name: rng.standard_normal(shape).astype(np.float32) for name, shape in falcon_shapes(config).items()
     }
-    write_fh1w(path, {name: Tensor.from_array(name, value) for name, value in values.items()})
+    write_fh1w(path, {name: DenseTensor.from_array(name, value) for name, value in values.items()})
     assert load_config(path) == config
     with open_checkpoint(path) as tensors:
         assert len(tensors) == 3 + 2 * 16

@@ -13,7 +13,10 @@ from tiny import from_bf16, make_prompt, tiny_checkpoint, to_bf16
 from tokenizers import pre_tokenizers
 
 from fastcore import LLM
-from fastcore.checkpoints.gguf import GgufFile, write_folder
+from fastcore.checkpoints import gguf as gguf_module
+from fastcore.checkpoints.bf16_folder import write_folder
+from fastcore.checkpoints.fields import Fields
+from fastcore.checkpoints.open import open_checkpoint
 from fastcore.errors import CheckpointError, UnsupportedModelError
 from fastcore.text.tokenizer import Tokenizer
 
@@ -26,7 +29,7 @@ IGNORED = {"use_sliding_window", "sliding_window", "max_window_layers", "torch_d
 def test_tensors_and_config_survive_conversion(tmp_path, family, tie):
     """Grouped heads: the query rows are interleaved by 4 heads, the key rows by 2, in llama files only."""
     folder = tiny_checkpoint(tmp_path / "m", family, dtype="f32", tie=tie)
-    file = GgufFile(write_gguf(tmp_path / "m.gguf", folder))
+    file = open_checkpoint(write_gguf(tmp_path / "m.gguf", folder))
     expected = load_file(folder / "model.safetensors")
     assert sorted(file) == sorted(expected)
     for name, value in expected.items():
@@ -37,7 +40,7 @@ def test_tensors_and_config_survive_conversion(tmp_path, family, tie):
     ids = {"bos_token_id": 256, "eos_token_id": 258, "pad_token_id": None}
     expected_config = {"head_dim": hidden // heads, "rope_scaling": None} | config | ids
     for key in expected_config.keys() - IGNORED:
-        assert file.config.get(key) == expected_config[key], key
+        assert file.hf_config.get(key) == expected_config[key], key
     assert file.generation_config == {"bos_token_id": 256, "eos_token_id": 258}
 
 
@@ -57,7 +60,7 @@ def test_quantised_maps_are_packed_as_bf16(tmp_path):
     folder = tiny_checkpoint(tmp_path / "m", "llama", dtype="f32", hidden_size=64, intermediate_size=64)
     path = write_gguf(tmp_path / "m.gguf", folder, quantize="Q8_0")
     (converted := tmp_path / "converted").mkdir()
-    with GgufFile(path) as file:
+    with open_checkpoint(path) as file:
         write_folder(file, converted, lambda size: None)
     ids = make_prompt(9, vocab_size=256)
     assert np.array_equal(LLM(path).logits(ids), LLM(converted).logits(ids))
@@ -69,7 +72,7 @@ def test_query_rows_are_interleaved_by_their_own_head_count(tmp_path):
     folder = tiny_checkpoint(tmp_path / "m", "llama", dtype="f32", num_hidden_layers=1, head_dim=4)
     path = write_gguf(tmp_path / "m.gguf", folder)
     stored = {tensor.name: tensor.data for tensor in gguf.GGUFReader(path).tensors}
-    tensors = GgufFile(path)
+    tensors = open_checkpoint(path)
     for kind, heads in (("q", 4), ("k", 2)):
         rows = stored[f"blk.0.attn_{kind}.weight"].reshape(heads, 4, -1)
         expected = np.stack([rows[:, 0], rows[:, 2], rows[:, 1], rows[:, 3]], axis=1).reshape(4 * heads, -1)
@@ -79,8 +82,8 @@ def test_query_rows_are_interleaved_by_their_own_head_count(tmp_path):
 
 def test_biases_of_llama_are_reordered_with_their_rows(tmp_path):
     folder = tiny_checkpoint(tmp_path / "m", "llama", dtype="f32", attention_bias=True, mlp_bias=True)
-    file = GgufFile(write_gguf(tmp_path / "m.gguf", folder))
-    assert file.config["attention_bias"] is file.config["mlp_bias"] is True
+    file = open_checkpoint(write_gguf(tmp_path / "m.gguf", folder))
+    assert file.hf_config["attention_bias"] is file.hf_config["mlp_bias"] is True
     for name, value in load_file(folder / "model.safetensors").items():
         assert np.array_equal(file[name].f32(), value), name
 
@@ -88,7 +91,7 @@ def test_biases_of_llama_are_reordered_with_their_rows(tmp_path):
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 def test_quantised_tensors_equal_the_packages_dequantisation(tmp_path, kind):
     folder = tiny_checkpoint(tmp_path / "m", "qwen2", dtype="f32", hidden_size=64)
-    file = GgufFile(write_gguf(tmp_path / "m.gguf", folder, quantize=kind))
+    file = open_checkpoint(write_gguf(tmp_path / "m.gguf", folder, quantize=kind))
     type_ = gguf.GGMLQuantizationType[kind]
     name = "model.layers.1.self_attn.q_proj.weight"
     value = load_file(folder / "model.safetensors")[name]
@@ -97,11 +100,9 @@ def test_quantised_tensors_equal_the_packages_dequantisation(tmp_path, kind):
 
 def test_written_folder_is_the_files_values_rounded_to_bf16(tmp_path):
     folder = tiny_checkpoint(tmp_path / "m", "llama", dtype="f32", hidden_size=64)
-    file = GgufFile(write_gguf(tmp_path / "m.gguf", folder, quantize="Q8_0"))
+    file = open_checkpoint(write_gguf(tmp_path / "m.gguf", folder, quantize="Q8_0"))
     written = []
     write_folder(file, tmp_path / "out", written.append)
-    from fastcore.checkpoints.folder import open_checkpoint
-
     with open_checkpoint(tmp_path / "out") as checkpoint:
         assert list(checkpoint) == sorted(file)
         for name, tensor in checkpoint.items():
@@ -109,7 +110,7 @@ def test_written_folder_is_the_files_values_rounded_to_bf16(tmp_path):
             assert np.array_equal(tensor.array, to_bf16(file[name].f32())), name
         assert written == [tensor.nbytes for tensor in checkpoint.values()]
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config == file.config | {"torch_dtype": "bfloat16"}
+    assert config == file.hf_config | {"torch_dtype": "bfloat16"}
     tokenizer = Tokenizer.from_folder(tmp_path / "out")
     assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (256, (258,))
     assert tokenizer.apply_chat_template([{"role": "user", "content": "x"}]) == "<|im_start|>user\nx<|im_end|>\n"
@@ -120,13 +121,13 @@ def test_written_folder_is_the_files_values_rounded_to_bf16(tmp_path):
 
 
 def test_bf16_rounding_ties_and_specials():
-    from fastcore.checkpoints.gguf import _bf16_bits
+    from fastcore.checkpoints.dense import bf16_bits
 
     bits = [0x3F80_8000, 0x3F81_8000, 0x3F80_8001, 0x3F80_7FFF, 0x7F7F_FFFF, 0x8000_0000, 0x0000_0001, 0x0000_8001]
     rounded = [0x3F80, 0x3F82, 0x3F81, 0x3F80, 0x7F80, 0x8000, 0x0000, 0x0001]
-    assert _bf16_bits(np.array(bits, np.uint32).view(np.float32)).tolist() == rounded
+    assert bf16_bits(np.array(bits, np.uint32).view(np.float32)).tolist() == rounded
     specials = from_bf16(
-        _bf16_bits(np.array([0x7FFF_FFFF, 0x7F80_0001, 0x7F80_0000, 0xFF80_0000], np.uint32).view("f4"))
+        bf16_bits(np.array([0x7FFF_FFFF, 0x7F80_0001, 0x7F80_0000, 0xFF80_0000], np.uint32).view("f4"))
     )
     assert np.isnan(specials[:2]).all()
     assert specials[2:].tolist() == [np.inf, -np.inf]
@@ -137,7 +138,7 @@ def test_bf16_rounding_ties_and_specials():
 
 def llama_with(tmp_path, adjust, **options):
     folder = tiny_checkpoint(tmp_path / "m", "llama", dtype="f32", num_hidden_layers=1, head_dim=16, **options)
-    return GgufFile(write_gguf(tmp_path / "m.gguf", folder, adjust=adjust))
+    return open_checkpoint(write_gguf(tmp_path / "m.gguf", folder, adjust=adjust))
 
 
 def llama3_factors(head_dim=16, theta=500000.0, factor=32.0):
@@ -165,8 +166,8 @@ def test_rope_scaling_comes_from_metadata_or_factors(tmp_path):
         writer.add_rope_scaling_factor(2.0)
         writer.add_rope_scaling_orig_ctx_len(64)
 
-    assert llama_with(tmp_path / "1", linear).config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
-    assert llama_with(tmp_path / "2", yarn).config["rope_scaling"] == {
+    assert llama_with(tmp_path / "1", linear).hf_config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+    assert llama_with(tmp_path / "2", yarn).hf_config["rope_scaling"] == {
         "rope_type": "yarn",
         "factor": 2.0,
         "original_max_position_embeddings": 64,
@@ -174,7 +175,7 @@ def test_rope_scaling_comes_from_metadata_or_factors(tmp_path):
     file = llama_with(
         tmp_path / "3", lambda w: w.add_tensor("rope_freqs.weight", llama3_factors()), rope_theta=500000.0
     )
-    assert file.config["rope_scaling"] == {
+    assert file.hf_config["rope_scaling"] == {
         "rope_type": "llama3",
         "factor": 32.0,
         "low_freq_factor": 1.0,
@@ -190,7 +191,7 @@ def test_rope_scaling_comes_from_metadata_or_factors(tmp_path):
 @pytest.mark.parametrize(
     ("adjust", "text"),
     [
-        (lambda w: w.add_expert_count(8), r"llama\.expert_count = 8"),
+        (lambda w: w.add_expert_count(8), r"llama\.expert_count is 8"),
         (lambda w: w.add_sliding_window(128), "sliding_window"),
         (lambda w: w.add_causal_attention(False), "causal"),
         (lambda w: w.add_rope_dimension_count(8), "rope.dimension_count"),
@@ -199,7 +200,6 @@ def test_rope_scaling_comes_from_metadata_or_factors(tmp_path):
         (lambda w: w.add_tensor("blk.x.attn_q.weight", np.zeros(4, np.float32)), "blk.x"),
         (lambda w: w.add_uint16("split.count", 2), "2 parts"),
         (lambda w: w.add_head_count_kv([2, 1]), r"head_count_kv is \[2, 1\]"),
-        (lambda w: w.add_embedding_length(0), "embedding_length is 0"),
     ],
 )
 def test_what_changes_the_result_and_is_unknown_is_refused(tmp_path, adjust, text):
@@ -214,7 +214,7 @@ def test_harmless_metadata_is_accepted(tmp_path):
         writer.add_rope_dimension_count(16)
         writer.add_name("tiny")
 
-    assert llama_with(tmp_path, adjust).config["head_dim"] == 16
+    assert llama_with(tmp_path, adjust).hf_config["head_dim"] == 16
 
 
 def test_unknown_architecture(tmp_path):
@@ -223,7 +223,7 @@ def test_unknown_architecture(tmp_path):
     writer.write_kv_data_to_file()
     writer.close()
     with pytest.raises(UnsupportedModelError, match=r"'mamba'.*llama, qwen2, qwen3"):
-        GgufFile(tmp_path / "m.gguf")
+        open_checkpoint(tmp_path / "m.gguf")
 
 
 # ---------------------------------------------------------------------- damaged files
@@ -235,7 +235,7 @@ def test_a_truncated_file_is_an_error_wherever_it_is_cut(tmp_path):
     for size in [0, 3, 4, 8, 23, 24, *range(30, len(data), len(data) // 50), len(data) - 1]:
         (tmp_path / "cut.gguf").write_bytes(data[:size])
         with pytest.raises(CheckpointError, match=r"cut\.gguf"):
-            GgufFile(tmp_path / "cut.gguf")
+            open_checkpoint(tmp_path / "cut.gguf")
 
 
 def number(value, size=8):
@@ -279,7 +279,7 @@ def with_tensor(dims, kind, offset):
 def test_hostile_headers_are_typed_errors(tmp_path, data, match):
     (tmp_path / "m.gguf").write_bytes(data)
     with pytest.raises((CheckpointError, UnsupportedModelError), match=match):
-        GgufFile(tmp_path / "m.gguf")
+        open_checkpoint(tmp_path / "m.gguf")
 
 
 # ---------------------------------------------------------------------- tokenizers
@@ -313,8 +313,8 @@ def llama3_digits() -> tokenizers.Tokenizer:
 def test_token_ids_equal_those_of_the_original_tokenizer(tmp_path, build, pre):
     original = build()
     folder = tiny_checkpoint(tmp_path / "m", "qwen2", dtype="f32", num_hidden_layers=1)
-    file = GgufFile(write_gguf(tmp_path / "m.gguf", folder, backend=original, pre=pre))
-    tokenizer = Tokenizer(file.tokenizer(), file.tokenizer_config())
+    file = open_checkpoint(write_gguf(tmp_path / "m.gguf", folder, backend=original, pre=pre))
+    tokenizer = Tokenizer.of(file)
     for sample in [*CORPUS, *AWKWARD_TEXTS.values(), "<tool_call>1234 567"]:
         for special in (True, False):
             expected = original.encode(sample, add_special_tokens=special).ids
@@ -342,7 +342,10 @@ def test_sentencepiece_vocabulary(tmp_path):
 
     from fastcore.checkpoints.gguf_tokenizer import build_tokenizer
 
-    backend = build_tokenizer(lambda key, default=None: fields.get(f"tokenizer.ggml.{key}", default), "m.gguf")
+    prefix = "tokenizer.ggml."
+    fields = {key.removeprefix(prefix): value for key, value in fields.items() if key.startswith(prefix)}
+    backend, aliases = build_tokenizer(Fields(fields, "m.gguf", prefix))
+    assert aliases == {}
     tokenizer = Tokenizer(backend)
     for sample in [*CORPUS, *AWKWARD_TEXTS.values(), "this is  it"]:
         if "<|" in sample or not sample:
@@ -355,8 +358,8 @@ def test_sentencepiece_vocabulary(tmp_path):
 
 def test_unknown_tokenizers_are_refused(tmp_path):
     folder = tiny_checkpoint(tmp_path / "m", "qwen2", dtype="f32", num_hidden_layers=1)
-    file = GgufFile(write_gguf(tmp_path / "m.gguf", folder, backend=default_backend(), pre="tekken"))
-    with pytest.raises(UnsupportedModelError, match=r"'tekken'.*qwen2"):
+    file = open_checkpoint(write_gguf(tmp_path / "m.gguf", folder, backend=default_backend(), pre="tekken"))
+    with pytest.raises(UnsupportedModelError, match=r'"tekken".*qwen2'):
         file.tokenizer()
 
 
@@ -369,3 +372,20 @@ def test_named_chat_templates(tmp_path):
         {"name": "default", "template": CHATML},
         {"name": "tool_use", "template": "tools"},
     ]
+
+
+# ---------------------------------------------------------------------- one checkpoint, opened once
+
+
+@pytest.mark.parametrize("named", ["file", "folder"])
+def test_a_file_is_parsed_once(tmp_path, monkeypatch, named):
+    """Tensors, config and tokenizer come from one reading of the header; a folder may hold just the file."""
+    folder = tiny_checkpoint(tmp_path / "m", "llama", dtype="f32", num_hidden_layers=1)
+    (home := tmp_path / "home").mkdir()
+    path = write_gguf(home / "m.gguf", folder)
+    parsed = []
+    read = gguf_module.read_header
+    monkeypatch.setattr(gguf_module, "read_header", lambda file: parsed.append(file.path) or read(file))
+    llm = LLM(path if named == "file" else home)
+    assert llm.generate("ab", max_tokens=2).usage.completion_tokens == 2
+    assert parsed == [path]

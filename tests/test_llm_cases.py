@@ -10,7 +10,7 @@ import tolerances
 from tiny import make_prompt, store, tiny_checkpoint, write_tokenizer, write_weights
 
 from fastcore import LLM, Completion, NonFiniteError, SamplingParams, TokenClassifier
-from fastcore.checkpoints.folder import open_checkpoint
+from fastcore.checkpoints.open import open_checkpoint
 
 FAMILIES = ("qwen2", "llama", "qwen3", "falcon_h1")
 USER = [{"role": "user", "content": "hello"}]

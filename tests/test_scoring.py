@@ -11,7 +11,7 @@ from oracle import falcon_h1, llama, qwen2, qwen3
 from tiny import make_prompt, write_weights
 
 from fastcore import LLM, ContextLengthError
-from fastcore.checkpoints.folder import open_checkpoint
+from fastcore.checkpoints.open import open_checkpoint
 from fastcore.engine import scheduler
 
 ORACLES = {"qwen2": qwen2, "llama": llama, "qwen3": qwen3, "falcon_h1": falcon_h1}

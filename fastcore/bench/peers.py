@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcore.bench.workload import Engine
-from fastcore.checkpoints.folder import open_checkpoint
+from fastcore.checkpoints.gguf_names import gguf_name
+from fastcore.checkpoints.open import load_config, open_checkpoint
 from fastcore.errors import MissingPackageError, UnsupportedModelError
-from fastcore.model.config import ModelConfig, load_config
+from fastcore.model.config import ModelConfig
 from fastcore.model.rope import inv_freq
 
 __all__ = ["PEERS", "LlamaCpp", "Torch", "TorchClassifier", "peers_of", "write_gguf"]
@@ -248,23 +249,6 @@ PEERS: Mapping[str, Callable[[Path, int], Engine]] = {
 
 # ---- A .gguf file of a folder's weights
 
-_TENSORS = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
 
 def write_gguf(folder: Path, file: Path) -> Path:
     """Write a llama, qwen2 or qwen3 folder as .gguf: the same matrices bit for bit, vectors as f32, and no tokenizer.
@@ -297,11 +281,11 @@ def write_gguf(folder: Path, file: Path) -> Path:
             if name == "lm_head.weight" and config.tie_word_embeddings:
                 continue
             if len(tensor.shape) == 1:
-                writer.add_tensor(_gguf_name(name), _interleaved(name, tensor.f32(), config))
+                writer.add_tensor(_gguf_name(config, name), _interleaved(name, tensor.f32(), config))
                 continue
             values = _interleaved(name, tensor.array, config)
             kind = GGMLQuantizationType[tensor.dtype]
-            writer.add_tensor(_gguf_name(name), np.ascontiguousarray(values).view(np.uint8), raw_dtype=kind)
+            writer.add_tensor(_gguf_name(config, name), np.ascontiguousarray(values).view(np.uint8), raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -309,15 +293,11 @@ def write_gguf(folder: Path, file: Path) -> Path:
     return file
 
 
-def _gguf_name(name: str) -> str:
-    stem, _, part = name.rpartition(".")
-    block = ""
-    if stem.startswith("model.layers."):
-        layer, _, stem = stem.removeprefix("model.layers.").partition(".")
-        block = f"blk.{layer}."
-    if stem not in _TENSORS:
+def _gguf_name(config: ModelConfig, name: str) -> str:
+    found = gguf_name(config.model_type, name)
+    if found is None:
         raise UnsupportedModelError(f"tensor {name!r} has no counterpart in .gguf files")
-    return f"{block}{_TENSORS[stem]}.{part}"
+    return found
 
 
 def _interleaved(name: str, values: NDArray[Any], config: ModelConfig) -> NDArray[Any]:

@@ -10,14 +10,20 @@ from fastcore.errors import CheckpointError, UnsupportedModelError
 _T = TypeVar("_T")
 
 MAX_SIZE = 2**24  # of any dimension of a weight
+F32_MAX = 3.4028234663852886e38
+F32_TINY = 1.1754943508222875e-38  # what is smaller is 0 or loses digits in f32
 
 
 class Fields:
     """The fields of one JSON object. Each is taken once; what nobody took is left over."""
 
-    def __init__(self, values: Mapping[str, Any], where: str, prefix: str = "") -> None:
+    def __init__(
+        self, values: Mapping[str, Any], where: str, prefix: str = "", names: Mapping[str, str] | None = None
+    ) -> None:
+        """where: the file, for errors. names: what the file calls fields that it spells otherwise, for errors."""
         self._left = dict(values)
         self._children: list[Fields] = []
+        self._names = names or {}
         self.where = where
         self.prefix = prefix
 
@@ -35,7 +41,7 @@ class Fields:
             raise self.wrong(name, value, "an object")
         if not value:
             return None
-        child = Fields(value, self.where, f"{self.label(name)}.")
+        child = Fields(value, self.where, f"{self.prefix}{name}.", self._names)
         self._children.append(child)
         return child
 
@@ -43,7 +49,8 @@ class Fields:
         return name in self._left
 
     def label(self, name: str) -> str:
-        return self.prefix + name
+        """The field's name for people: with the path to it, or as the file spells it."""
+        return self._names.get(self.prefix + name, self.prefix + name)
 
     def wrong(self, name: str, found: object, expected: str) -> CheckpointError:
         return CheckpointError(f"{self.where}: {self.label(name)} is {short(found)}, expected {expected}")
@@ -71,9 +78,9 @@ class Fields:
         return CheckpointError(f"{self.where}: {self.label(name)} is missing or null, expected {expected}")
 
     def number(self, name: str, default: _T, above: float = -math.inf) -> float | _T:
-        """A finite number greater than `above`."""
+        """A number greater than `above` that f32, in which models compute, holds: finite, and 0 or not too small."""
         value = self.take(name)
-        return default if value is None else self._finite(name, value, above)
+        return default if value is None else self.finite(name, value, above)
 
     def numbers(self, name: str, count: int) -> tuple[float, ...]:
         """A list of `count` finite numbers; all 1 where the file does not say."""
@@ -82,16 +89,16 @@ class Fields:
             return (1.0,) * count
         if not isinstance(value, list | tuple) or len(value) != count:
             raise self.wrong(name, value, f"a list of {count} numbers")
-        return tuple(self._finite(f"{name}[{i}]", item, -math.inf) for i, item in enumerate(value))
+        return tuple(self.finite(f"{name}[{i}]", item, -math.inf) for i, item in enumerate(value))
 
-    def _finite(self, name: str, value: object, above: float) -> float:
+    def finite(self, name: str, value: object, above: float = -math.inf) -> float:
+        """A value that was taken already, as `number` gives it."""
+        bound = "" if above == -math.inf else f" above {above:g}"
         if type(value) not in (int, float) or not above < value < math.inf:  # type: ignore[operator]
-            bound = "" if above == -math.inf else f" above {above:g}"
             raise self.wrong(name, value, f"a finite number{bound}")
-        try:
-            return float(value)  # type: ignore[arg-type]
-        except OverflowError:
-            raise self.wrong(name, value, "a finite number") from None
+        if value != 0 and not F32_TINY <= abs(value) <= F32_MAX:  # type: ignore[arg-type]
+            raise self.wrong(name, value, f"a finite number{bound} that f32 holds")
+        return float(value)  # type: ignore[arg-type]
 
     def boolean(self, name: str, default: _T) -> bool | _T:
         value = self.take(name)

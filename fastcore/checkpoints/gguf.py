@@ -1,4 +1,4 @@
-"""GGUF files under Hugging Face names: tensors, config.json, tokenizer and chat template.
+"""GGUF files under Hugging Face names: tensors, config, tokenizer and chat template.
 
 Values are dequantised by the `gguf` package. Known architectures: llama, qwen2, qwen3. What would change the result and
 has no counterpart here is an UnsupportedModelError naming it.
@@ -6,48 +6,50 @@ has no counterpart here is an UnsupportedModelError naming it.
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fastcore.checkpoints.folder import MappedFile
+from fastcore.checkpoints.checkpoint import Checkpoint, TokenizerParts
+from fastcore.checkpoints.fields import MAX_SIZE, Fields
 from fastcore.checkpoints.gguf_header import StoredTensor, read_header
+from fastcore.checkpoints.gguf_names import ARCHITECTURES, hf_name
+from fastcore.checkpoints.gguf_tokenizer import build_tokenizer, special_id, strings
+from fastcore.checkpoints.hf_config import parse_fields
+from fastcore.checkpoints.mapped import MappedFile
 from fastcore.errors import CheckpointError, UnsupportedModelError
+from fastcore.model.config import MAX_POSITIONS, ModelConfig, RopeConfig
+from fastcore.model.rope import inv_freq
 
-if TYPE_CHECKING:
-    import tokenizers
+__all__ = ["GgufFile", "GgufTensor", "open_gguf"]
 
-__all__ = ["GgufFile", "GgufTensor", "write_folder"]
-
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-
-_TENSORS = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LAYER_TENSORS = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _ROPE_FACTORS = "rope_freqs.weight"  # llama3 scaling, written out as one factor per frequency
 
 # Metadata of an architecture that says nothing about the result
-_HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"}
+_HARMLESS = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
+
+# What config.json calls the metadata of an architecture
+_KEYS = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "max_position_embeddings": "context_length",
+    "rope_theta": "rope.freq_base",
+    "rope_scaling": "rope.scaling",
+    "rope_scaling.factor": "rope.scaling.factor",
+    "rope_scaling.rope_type": "rope.scaling.type",
+    "rope_scaling.original_max_position_embeddings": "rope.scaling.original_context_length",
+}
+_TOKEN_KEYS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
 
 
 class GgufTensor:
@@ -57,6 +59,7 @@ class GgufTensor:
         self.name = name
         self.dtype = "F32"  # of `array`
         self.shape = stored.shape
+        self.nbytes = math.prod(stored.byte_shape)
         self._stored = stored
         self._heads = heads
 
@@ -69,14 +72,15 @@ class GgufTensor:
         return floats.get(GGMLQuantizationType(self._stored.type), "bf16")
 
     @property
-    def array(self) -> np.ndarray:
+    def array(self) -> NDArray[np.float32]:
         """The values, as `f32` gives them."""
         return self.f32()
 
     def release(self) -> None:
-        """The mapped pages go with the file: its values are always copies."""
+        """Let the stored bytes go from resident memory: the values are always copies."""
+        self._stored.file.release(self._stored.begin, self._stored.begin + self.nbytes)
 
-    def f32(self) -> np.ndarray:
+    def f32(self) -> NDArray[np.float32]:
         """The values as a new f32 array, dequantised, rotary rows in half-split order."""
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
@@ -85,6 +89,8 @@ class GgufTensor:
         try:
             values = np.array(dequantize(self._stored.data, kind), np.float32).reshape(self.shape)
         except (NotImplementedError, ValueError) as error:
+            if isinstance(error, CheckpointError):
+                raise
             raise UnsupportedModelError(
                 f"tensor {self._stored.name!r} is stored as {kind.name}, which cannot be read: {error}"
             ) from error
@@ -97,197 +103,189 @@ class GgufTensor:
         )
 
 
-class GgufFile(Mapping[str, GgufTensor]):
-    """An open GGUF file: {Hugging Face name: tensor}, in file order."""
+def open_gguf(path: Path) -> GgufFile:
+    """A .gguf file as what it is, for those who want more of it than of any checkpoint."""
+    file = MappedFile(path)
+    try:
+        return GgufFile(path, file)
+    except BaseException:
+        file.close()
+        raise
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._file = MappedFile(self.path)
-        self._fields, stored = read_header(self._file)
-        self.architecture: str = self._field("general.architecture", "")
-        if not isinstance(self.architecture, str) or self.architecture not in _ARCHITECTURES:
-            raise UnsupportedModelError(
-                f"{self.path}: architecture {self.architecture!r} is not supported; known: {', '.join(_ARCHITECTURES)}"
-            )
-        if (parts := self._field("split.count", 1)) > 1:
-            raise UnsupportedModelError(f"{self.path} is one of {parts} parts; merge them into one file first")
+
+class GgufFile(Checkpoint):
+    """An open GGUF file: {Hugging Face name: tensor}, in file order.
+
+    hf_config: what config.json of the same model says, metadata and tensors taken together.
+    """
+
+    def __init__(self, path: Path, file: MappedFile) -> None:
+        self._metadata, stored = read_header(file)
+        self._where = str(path)
+        self.architecture = self._architecture()
         factors = stored.pop(_ROPE_FACTORS, None)
-        self.config = self._read_config(stored, factors)
-        self._tensors = {name: self._tensor(name, tensor) for name, tensor in self._renamed(stored)}
-
-    def __enter__(self) -> GgufFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Unmap the file; its tensors can no longer be read."""
-        self._tensors.clear()
-        self._file.close()
-
-    def __getitem__(self, name: str) -> GgufTensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    # ------------------------------------------------------------------ tensors
-
-    def _renamed(self, stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, StoredTensor]]:
+        self.hf_config = self._read_config(stored, factors)
+        tensors = {}
         for name, tensor in stored.items():
-            stem, _, part = name.rpartition(".")
-            if stem in _TENSORS:
-                yield f"{_TENSORS[stem]}.{part}", tensor
-                continue
-            block, _, rest = stem.partition(".")
-            layer, _, kind = rest.partition(".")
-            if block != "blk" or not layer.isdecimal() or kind not in _LAYER_TENSORS:
-                raise UnsupportedModelError(f"{self.path}: tensor {name!r} has no place in a {self.architecture} model")
-            yield f"model.layers.{layer}.{_LAYER_TENSORS[kind]}.{part}", tensor
+            renamed = hf_name(self.architecture, name)
+            if renamed is None:
+                raise UnsupportedModelError(f"{path}: tensor {name!r:.200} has no place in a {self.architecture} model")
+            tensors[renamed] = self._tensor(renamed, tensor)
+        super().__init__(path, tensors, (file,))
+
+    def _fields(self, prefix: str) -> Fields:
+        """The metadata under a prefix, each field to be taken once."""
+        size = len(prefix)
+        values = {key[size:]: value for key, value in self._metadata.items() if key.startswith(prefix)}
+        return Fields(values, self._where, prefix)
+
+    def _architecture(self) -> str:
+        fields = self._fields("")
+        architecture = fields.string("general.architecture", "")
+        if architecture not in ARCHITECTURES:
+            raise UnsupportedModelError(
+                f"{self._where}: architecture {architecture!r:.80} is not supported; known: {', '.join(ARCHITECTURES)}"
+            )
+        if (parts := fields.integer("split.count", 1, low=0)) > 1:
+            raise UnsupportedModelError(f"{self._where} is one of {parts} parts; merge them into one file first")
+        return architecture
 
     def _tensor(self, name: str, stored: StoredTensor) -> GgufTensor:
         heads = None
         if self.architecture == "llama" and ".q_proj." in name:
-            heads = self.config["num_attention_heads"]
+            heads = self.hf_config["num_attention_heads"]
         if self.architecture == "llama" and ".k_proj." in name:
-            heads = self.config["num_key_value_heads"]
-        tensor = GgufTensor(name, stored, heads)
-        if heads is not None and tensor.shape[0] % (2 * heads):
-            raise CheckpointError(f"{self.path}: tensor {stored.name!r} has {tensor.shape[0]} rows for {heads} heads")
-        return tensor
+            heads = self.hf_config["num_key_value_heads"]
+        if heads is not None and (not stored.shape or stored.shape[0] % (2 * heads)):
+            raise CheckpointError(
+                f"{self._where}: tensor {stored.name!r} has shape {list(stored.shape)} for {heads} heads"
+            )
+        return GgufTensor(name, stored, heads)
 
     # ------------------------------------------------------------------ config
 
-    def _field(self, key: str, default: Any) -> Any:
-        return self._fields.get(key, default)
+    def _parse(self) -> ModelConfig:
+        keys = {name: f"{self.architecture}.{key}" for name, key in _KEYS.items()}
+        keys |= {name: f"tokenizer.ggml.{key}" for name, key in _TOKEN_KEYS.items()}
+        keys["vocab_size"] = "the number of rows of token_embd.weight"
+        generation = Fields(self.generation_config, self._where, names=keys)
+        return parse_fields(Fields(self.hf_config, self._where, names=keys), generation, Fields({}, self._where))
 
     def _read_config(self, stored: Mapping[str, StoredTensor], factors: StoredTensor | None) -> dict[str, Any]:
         """config.json of the file. Every key of the architecture is taken, or harmless, or an error."""
-        prefix = f"{self.architecture}."
-        taken = {prefix + name for name in _HARMLESS}
-        required = object()
-
-        def take(name: str, default: Any = required) -> Any:
-            taken.add(prefix + name)
-            value = self._field(prefix + name, default)
-            if value is required:
-                raise CheckpointError(f"{self.path}: metadata lacks {prefix + name}")
-            # GGUF keeps numbers in f32: 1e-5 must not become 9.99999974e-06
-            return float(str(np.float32(value))) if isinstance(value, float) else value
-
-        def size(name: str, default: Any = required) -> int:
-            value = take(name, default)
-            if not isinstance(value, int) or value < 1:
-                raise UnsupportedModelError(
-                    f"{self.path}: {prefix + name} is {value!r:.80}; one positive number is expected"
-                )
-            return value
-
-        hidden_size, heads = size("embedding_length"), size("attention.head_count")
-        head_dim = size("attention.key_length", max(hidden_size // heads, 1))
+        fields = self._fields(f"{self.architecture}.")
+        hidden_size, heads = self._size(fields, "embedding_length"), self._size(fields, "attention.head_count")
+        head_dim = self._size(fields, "attention.key_length", max(hidden_size // heads, 1))
         for name in ("attention.value_length", "rope.dimension_count"):
-            if take(name, head_dim) != head_dim:
-                raise UnsupportedModelError(f"{self.path}: {prefix}{name} differs from the head size {head_dim}")
-        if not take("attention.causal", True):
-            raise UnsupportedModelError(f"{self.path}: {prefix}attention.causal is false")
+            if (found := self._size(fields, name, head_dim)) != head_dim:
+                raise fields.unsupported(name, found, f"supported: the head size, {head_dim}")
+        if not fields.boolean("attention.causal", True):
+            raise fields.unsupported("attention.causal", False, "supported: true")
         if "token_embd.weight" not in stored or len(stored["token_embd.weight"].shape) != 2:
-            raise CheckpointError(f"{self.path}: there is no matrix 'token_embd.weight'")
+            raise CheckpointError(f"{self._where}: there is no matrix 'token_embd.weight'")
         config: dict[str, Any] = {
-            "architectures": [_ARCHITECTURES[self.architecture]],
+            "architectures": [ARCHITECTURES[self.architecture]],
             "model_type": self.architecture,
             "vocab_size": stored["token_embd.weight"].shape[0],
             "hidden_size": hidden_size,
-            "intermediate_size": size("feed_forward_length"),
-            "num_hidden_layers": size("block_count"),
+            "intermediate_size": self._size(fields, "feed_forward_length"),
+            "num_hidden_layers": self._size(fields, "block_count"),
             "num_attention_heads": heads,
-            "num_key_value_heads": size("attention.head_count_kv", heads),
+            "num_key_value_heads": self._size(fields, "attention.head_count_kv", heads),
             "head_dim": head_dim,
             "hidden_act": "silu",
-            "rms_norm_eps": take("attention.layer_norm_rms_epsilon"),
-            "max_position_embeddings": size("context_length"),
+            "rms_norm_eps": _number(fields, "attention.layer_norm_rms_epsilon", None),
+            "max_position_embeddings": self._size(fields, "context_length", high=MAX_POSITIONS),
             "tie_word_embeddings": "output.weight" not in stored,
-            "rope_theta": take("rope.freq_base", 10000.0),
-            "rope_scaling": self._rope_scaling(take),
+            "rope_theta": _number(fields, "rope.freq_base", 10000.0),
+            "rope_scaling": _rope_scaling(fields),
         }
+        if config["rms_norm_eps"] is None:
+            raise fields.missing("attention.layer_norm_rms_epsilon", "a number above 0")
         if factors is not None:
             config["rope_scaling"] = self._llama3_scaling(factors, config)
         if self.architecture != "qwen2":
             config["attention_bias"] = "blk.0.attn_q.bias" in stored
         if self.architecture == "llama":
             config["mlp_bias"] = "blk.0.ffn_up.bias" in stored
-        for key in self._fields:
-            if key.startswith(prefix) and key not in taken and self._field(key, None):
-                raise UnsupportedModelError(
-                    f"{self.path}: metadata {key} = {self._field(key, None)!r:.80} is not supported"
-                )
-        return config | self._token_ids
+        for name in _HARMLESS:
+            fields.take(name)
+        for name, value in fields.values().items():
+            if value:
+                raise fields.unsupported(name, value, "supported: without it")
+        return config | self.generation_config
 
-    def _rope_scaling(self, take: Callable[..., Any]) -> dict[str, Any] | None:
-        kind = take("rope.scaling.type", "none")
-        factor = take("rope.scaling.factor", None) or take("rope.scale_linear", None)
-        original = take("rope.scaling.original_context_length", None)
-        if kind == "none" and factor in (None, 1.0):
-            return None
-        if kind in ("linear", "none"):
-            return {"rope_type": "linear", "factor": factor}
-        if kind == "yarn":
-            return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-        raise UnsupportedModelError(f"{self.path}: rope scaling {kind!r} is not supported; known: linear, yarn")
+    @staticmethod
+    def _size(fields: Fields, name: str, default: int | None = None, high: int = MAX_SIZE) -> int:
+        """A size, which some files give layer by layer."""
+        value = fields.take(name)
+        if isinstance(value, list):
+            if not value or value != [value[0]] * len(value):
+                raise fields.unsupported(name, value, "supported: one number for all layers")
+            value = value[0]
+        size = Fields({name: value}, fields.where, fields.prefix).integer(name, default, high=high)
+        if size is None:
+            raise fields.missing(name, f"an integer from 1 to {high}")
+        return size
 
     def _llama3_scaling(self, factors: StoredTensor, config: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters of llama3 scaling from its per-frequency factors: the published ones, tried against them."""
-        values = GgufTensor(_ROPE_FACTORS, factors, None).f32()
-        scaling = {
-            "rope_type": "llama3",
+        values, head_dim, theta = (
+            GgufTensor(_ROPE_FACTORS, factors, None).f32(),
+            config["head_dim"],
+            config["rope_theta"],
+        )
+        scaling: dict[str, Any] = {
             "factor": float(values.max(initial=1)),
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192,
         }
-        expected = _llama3_factors(scaling, config["rope_theta"], config["head_dim"])
-        if values.shape != expected.shape or not np.allclose(values, expected, rtol=1e-4):
-            raise UnsupportedModelError(f"{self.path}: tensor {_ROPE_FACTORS!r} is not the scaling of a known Llama 3")
-        return scaling
+        if values.shape != (head_dim // 2,) or not 1 <= scaling["factor"] < 1e6 or theta <= 1:
+            known = False
+        else:
+            plain = RopeConfig(rope_theta=theta)
+            scaled = RopeConfig(rope_type="llama3", rope_theta=theta, **scaling)
+            known = np.allclose(values, inv_freq(plain, head_dim)[0] / inv_freq(scaled, head_dim)[0], rtol=1e-4)
+        if not known:
+            raise UnsupportedModelError(
+                f"{self._where}: tensor {_ROPE_FACTORS!r} is not the scaling of a known Llama 3"
+            )
+        return {"rope_type": "llama3", **scaling}
 
-    @property
-    def _token_ids(self) -> dict[str, Any]:
-        bos, eos, eot, pad = (
-            self._field(f"tokenizer.ggml.{name}_token_id", None) for name in ("bos", "eos", "eot", "padding")
-        )
+    @cached_property
+    def generation_config(self) -> dict[str, Any]:
+        """generation_config.json: the special token ids."""
+        fields = self._fields("tokenizer.ggml.")
+        bos, eos, eot, pad = (special_id(fields, name) for name in ("bos", "eos", "eot", "padding"))
         stops = [token for token in dict.fromkeys((eos, eot)) if token is not None]
         ids = {"bos_token_id": bos, "eos_token_id": stops[0] if len(stops) == 1 else stops or None, "pad_token_id": pad}
         return {name: value for name, value in ids.items() if value is not None}
 
-    @property
-    def generation_config(self) -> dict[str, Any]:
-        """generation_config.json: the special token ids."""
-        return dict(self._token_ids)
-
     # ------------------------------------------------------------------ tokenizer
 
-    def tokenizer(self) -> tokenizers.Tokenizer:
-        """The tokenizer that the metadata describes, as the `tokenizers` library's object."""
-        from fastcore.checkpoints.gguf_tokenizer import build_tokenizer
-
-        return build_tokenizer(lambda key, default=None: self._field(f"tokenizer.ggml.{key}", default), str(self.path))
+    def tokenizer(self) -> TokenizerParts | None:
+        """Rebuilt from the metadata; None for a file that has no tokens."""
+        fields = self._fields("tokenizer.ggml.")
+        if "tokens" not in fields:
+            return None
+        backend, aliases = build_tokenizer(fields)
+        return TokenizerParts(backend, self.tokenizer_config(), aliases=aliases)
 
     def tokenizer_config(self) -> dict[str, Any]:
         """tokenizer_config.json: special tokens by name, and the chat templates."""
-        tokens = self._field("tokenizer.ggml.tokens", [])
+        fields = self._fields("tokenizer.ggml.")
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        tokens = strings(fields, "tokens")
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-            token = self._field(f"tokenizer.ggml.{key}_token_id", None)
-            if token is not None and 0 <= token < len(tokens):
+            token = special_id(fields, key)
+            if token is not None and token < len(tokens):
                 config[f"{name}_token"] = tokens[token]
-        config["model_max_length"] = self.config["max_position_embeddings"]
-        default = self._field("tokenizer.chat_template", None)
-        names = self._field("tokenizer.chat_templates", [])
-        if names:
-            named = {name: self._field(f"tokenizer.chat_template.{name}", "") for name in names}
+        config["model_max_length"] = self.config().context_length
+        fields = self._fields("tokenizer.")
+        default = fields.string("chat_template", None)
+        named = {name: fields.string(f"chat_template.{name}", "") for name in strings(fields, "chat_templates")}
+        if named:
             both = {"default": default, **named} if default is not None else named
             config["chat_template"] = [{"name": name, "template": text} for name, text in both.items()]
         elif default is not None:
@@ -295,62 +293,20 @@ class GgufFile(Mapping[str, GgufTensor]):
         return config
 
 
-def _llama3_factors(scaling: Mapping[str, Any], theta: float, head_dim: int) -> np.ndarray:
-    """How many times llama3 scaling slows each frequency, f64 [head_dim/2]."""
-    original, factor = scaling["original_max_position_embeddings"], scaling["factor"]
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    wavelength = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-    smooth = np.clip((original / wavelength - low) / (high - low), 0, 1)
-    factors: np.ndarray = 1 / ((1 - smooth) / factor + smooth)
-    return factors
+def _number(fields: Fields, name: str, default: float | None) -> float | None:
+    """A number. GGUF keeps them in f32: 1e-5 must not become 9.99999974e-06."""
+    value = fields.number(name, default)
+    return value if value is None else float(str(np.float32(value)))
 
 
-# ---------------------------------------------------------------------- as a folder
-
-
-def write_folder(source: GgufFile, folder: Path, done: Callable[[int], object] = lambda nbytes: None) -> None:
-    """Write a model folder: bf16 model.safetensors, both configs and the tokenizer's files.
-
-    Tensor by tensor, so one of them is in memory at a time. The same file gives the same bytes. `done` is called after
-    each tensor with the bytes written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_bf16(source, folder / "model.safetensors", done)
-    _write_json(folder / "config.json", source.config | {"torch_dtype": "bfloat16"})
-    _write_json(folder / "generation_config.json", source.generation_config)
-    _write_json(folder / "tokenizer_config.json", source.tokenizer_config())
-    source.tokenizer().save(str(folder / "tokenizer.json"))
-
-
-def _write_bf16(tensors: Mapping[str, GgufTensor], path: Path, done: Callable[[int], object]) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name in sorted(tensors):
-        begin, end = end, end + 2 * math.prod(tensors[name].shape)
-        header[name] = {"dtype": "BF16", "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in sorted(tensors):
-            done(file.write(_bf16_bits(tensors[name].f32()).tobytes()))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _bf16_bits(values: np.ndarray) -> np.ndarray:
-    """f32 to bf16, rounded to nearest, ties to even; little-endian uint16 of the same shape."""
-    bits = values.view(np.uint32)
-    rounded: np.ndarray = bits >> 16
-    rounded &= 1
-    rounded += 0x7FFF
-    rounded += bits
-    rounded >>= 16
-    nans = np.isnan(values)
-    if nans.any():  # rounding up could carry a NaN into infinity
-        rounded[nans] = bits[nans] >> 16 | 0x40
-    return rounded.astype("<u2")
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def _rope_scaling(fields: Fields) -> dict[str, Any] | None:
+    kind = fields.string("rope.scaling.type", "none")
+    factor = _number(fields, "rope.scaling.factor", None) or _number(fields, "rope.scale_linear", None)
+    original = fields.integer("rope.scaling.original_context_length", None, high=MAX_POSITIONS)
+    if kind == "none" and factor in (None, 1.0):
+        return None
+    if kind in ("linear", "none"):
+        return {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    raise fields.unsupported("rope.scaling.type", kind, "supported: linear, yarn")

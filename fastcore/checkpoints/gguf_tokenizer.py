@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from fastcore.checkpoints.fields import MAX_SIZE, Fields
+from fastcore.checkpoints.tokenizer_files import typed_errors
+from fastcore.errors import UnsupportedModelError
 
-from fastcore.errors import CheckpointError, UnsupportedModelError
+if TYPE_CHECKING:
+    import tokenizers
 
-__all__ = ["build_tokenizer"]
+__all__ = ["build_tokenizer", "special_id", "strings"]
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # tokenizer.ggml.token_type
+_NO_TOKEN = (-1, 2**32 - 1)  # ids that say there is none
+_MAX_PIECE = 512  # characters: the ways to cut a piece in two are tried one by one
 
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
@@ -20,47 +24,116 @@ _SPLIT = (
 )
 
 
-def build_tokenizer(field: Callable[..., Any], where: str) -> tokenizers.Tokenizer:
-    """field(key, default=None): the metadata tokenizer.ggml.<key>. where: the file's name, for errors.
+@dataclass(frozen=True)
+class _Vocabulary:
+    """tokens, types: by id. ids: of each token that can occur; of a repeated one, the last."""
 
-    Raises UnsupportedModelError for a kind of tokenizer that is not known here.
+    tokens: list[str]
+    types: list[int]
+    ids: dict[str, int]
+
+
+def build_tokenizer(fields: Fields) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
+    """(backend, aliases) of the metadata under tokenizer.ggml. aliases: as in TokenizerParts.
+
+    Raises CheckpointError naming the key, and UnsupportedModelError for a kind of tokenizer that is not known here.
     """
-    kind, tokens = field("model", ""), field("tokens")
-    if not tokens:
-        raise CheckpointError(f"{where}: metadata lacks tokenizer.ggml.tokens")
-    types = field("token_type") or [1] * len(tokens)
-    vocab = {token: i for i, (token, type_) in enumerate(zip(tokens, types, strict=True)) if type_ != _UNUSED}
+    from tokenizers import AddedToken
+
+    kind = fields.string("model", "")
+    vocabulary = _vocabulary(fields)
+    tokens, types, ids = vocabulary.tokens, vocabulary.types, vocabulary.ids
+    aliases = {i: ids[token] for i, token in enumerate(tokens) if ids.get(token, i) != i and types[i] != _UNUSED}
+    pre = fields.string("pre", "gpt-2" if kind == "gpt2" else "")
     if kind == "gpt2":
-        backend = _byte_level(field, where, vocab)
+        backend = _byte_level(fields, vocabulary, pre)
     elif kind == "llama":
-        backend = _sentencepiece(field, where, vocab, tokens, types)
+        backend = _sentencepiece(fields, vocabulary)
     else:
-        raise UnsupportedModelError(f"{where}: tokenizer.ggml.model {kind!r} is not supported; known: gpt2, llama")
+        raise fields.unsupported("model", kind, "supported: gpt2, llama")
 
-    special = [
-        AddedToken(t, special=True, normalized=False) for t, k in zip(tokens, types, strict=True) if k == _CONTROL
-    ]
-    added = [AddedToken(t, normalized=False) for t, k in zip(tokens, types, strict=True) if k == _USER_DEFINED]
-    backend.add_special_tokens(special)
-    backend.add_tokens(added)
+    def add() -> tokenizers.Tokenizer:
+        kinds = [(token, types[i]) for token, i in ids.items()]
+        backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t, k in kinds if k == _CONTROL])
+        backend.add_tokens([AddedToken(t, normalized=False) for t, k in kinds if k == _USER_DEFINED])
+        _add_ends(fields, backend, tokens, kind == "llama" or pre == "llama-bpe")
+        return backend
 
-    adds_bos = field("add_bos_token", kind == "llama" or field("pre") == "llama-bpe")
-    bos = [field("bos_token_id")] if adds_bos else []
-    eos = [field("eos_token_id")] if field("add_eos_token", False) else []
-    ends = [(tokens[i], i) for i in bos + eos if i is not None]
-    if ends:
-        before = [f"{tokens[i]}" for i in bos if i is not None]
-        after = [f"{tokens[i]}" for i in eos if i is not None]
+    return typed_errors(add, f"{fields.where}: the tokens of its metadata make no tokenizer"), aliases
+
+
+def special_id(fields: Fields, name: str) -> int | None:
+    """The id tokenizer.ggml.<name>_token_id, None where it is absent or says that there is none."""
+    key = f"{name}_token_id"
+    value = fields.take(key)
+    if value is None or (type(value) is int and value in _NO_TOKEN):
+        return None
+    if type(value) is not int or not 0 <= value < 2**31:
+        raise fields.wrong(key, value, "a token id")
+    return value
+
+
+def strings(fields: Fields, name: str) -> list[str]:
+    """A list of strings; [] where there is none."""
+    value = fields.take(name)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise fields.wrong(name, value, "a list of strings")
+    return value
+
+
+def _vocabulary(fields: Fields) -> _Vocabulary:
+    tokens = strings(fields, "tokens")
+    if not 0 < len(tokens) <= MAX_SIZE:
+        raise fields.wrong("tokens", len(tokens), f"1 to {MAX_SIZE} tokens")
+    types = _numbers(fields, "token_type", len(tokens), int) or [1] * len(tokens)
+    ids = {token: i for i, (token, type_) in enumerate(zip(tokens, types, strict=True)) if type_ != _UNUSED}
+    return _Vocabulary(tokens, types, ids)
+
+
+def _numbers(fields: Fields, name: str, count: int, kind: type) -> list[Any]:
+    """One number for each token; [] where there are none."""
+    value = fields.take(name)
+    if value is None:
+        return []
+    if not isinstance(value, list) or len(value) != count or not all(type(item) is kind for item in value):
+        raise fields.wrong(name, value, f"one number for each of the {count} tokens")
+    return value
+
+
+def _add_ends(fields: Fields, backend: tokenizers.Tokenizer, tokens: list[str], adds_bos: bool) -> None:
+    """BOS before and EOS behind every text, where the file says so."""
+    from tokenizers import processors
+
+    def ends(name: str, default: bool) -> list[tuple[str, int]]:
+        token = special_id(fields, name)
+        if not fields.boolean(f"add_{name}_token", default) or token is None:
+            return []
+        if token >= len(tokens):
+            raise fields.wrong(f"{name}_token_id", token, f"the id of one of the {len(tokens)} tokens")
+        return [(tokens[token], token)]
+
+    bos, eos = ends("bos", adds_bos), ends("eos", False)
+    if bos or eos:
+        before, after = [[token for token, _ in side] for side in (bos, eos)]
         backend.post_processor = processors.TemplateProcessing(
-            single=[*before, "$A", *after], pair=[*before, "$A", *after, *before, "$B", *after], special_tokens=ends
+            single=[*before, "$A", *after],
+            pair=[*before, "$A", *after, *before, "$B", *after],
+            special_tokens=bos + eos,
         )
-    return backend
 
 
-def _byte_level(field: Callable[..., Any], where: str, vocab: dict[str, int]) -> tokenizers.Tokenizer:
-    merges = [tuple(merge.split(" ")) for merge in field("merges", [])]
-    pre = field("pre", "gpt-2")
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in ("gpt-2", "smollm"))
+def _byte_level(fields: Fields, vocabulary: _Vocabulary, pre: str) -> tokenizers.Tokenizer:
+    import tokenizers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+    merges = []
+    for merge in strings(fields, "merges"):
+        left, space, right = merge.partition(" ")
+        if not space or " " in right:
+            raise fields.wrong("merges", merge, "two tokens with a space between")
+        merges.append((left, right))
     splits: dict[str, list[Any]] = {
         "gpt-2": [],
         "smollm": [pre_tokenizers.Digits(individual_digits=True)],
@@ -68,8 +141,13 @@ def _byte_level(field: Callable[..., Any], where: str, vocab: dict[str, int]) ->
         "llama-bpe": [pre_tokenizers.Split(tokenizers.Regex(_SPLIT.format(digits=r"\p{N}{1,3}")), "isolated")],
     }
     if pre not in splits:
-        raise UnsupportedModelError(f"{where}: tokenizer.ggml.pre {pre!r} is not supported; known: {', '.join(splits)}")
-    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe"))
+        raise fields.unsupported("pre", pre, f"supported: {', '.join(splits)}")
+    ignore = pre == "llama-bpe"
+    backend = typed_errors(
+        lambda: tokenizers.Tokenizer(models.BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=ignore)),
+        f"{fields.where}: tokenizer.ggml.merges do not fit tokenizer.ggml.tokens",
+    )
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in ("gpt-2", "smollm"))
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits[pre], byte_level])
     backend.decoder = decoders.ByteLevel()
     if pre == "qwen2":
@@ -77,26 +155,36 @@ def _byte_level(field: Callable[..., Any], where: str, vocab: dict[str, int]) ->
     return backend
 
 
-def _sentencepiece(
-    field: Callable[..., Any], where: str, vocab: dict[str, int], tokens: list[str], types: list[int]
-) -> tokenizers.Tokenizer:
-    scores = field("scores")
-    if not scores or len(scores) != len(tokens):
-        raise CheckpointError(f"{where}: tokenizer.ggml.scores must give one number for each of {len(tokens)} tokens")
+def _sentencepiece(fields: Fields, vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
+    import tokenizers
+    from tokenizers import decoders, models, normalizers
+
+    tokens, types, ids = vocabulary.tokens, vocabulary.types, vocabulary.ids
+    scores = _numbers(fields, "scores", len(tokens), float)
+    if not scores:
+        raise fields.missing("scores", f"one number for each of the {len(tokens)} tokens")
+    if (longest := max(map(len, tokens))) > _MAX_PIECE:
+        raise UnsupportedModelError(
+            f"{fields.where}: tokenizer.ggml.tokens has a token of {longest} characters, supported: {_MAX_PIECE}"
+        )
     # a piece is reached by every pair of pieces that spells it, the best-scored piece first
     merges = [
         (scores[i], len(left), len(piece) - len(left), (left, piece[len(left) :]))
-        for piece, i in vocab.items()
+        for piece, i in ids.items()
         if types[i] not in (_UNKNOWN, _CONTROL)
         for left in (piece[:n] for n in range(1, len(piece)))
-        if left in vocab and piece[len(left) :] in vocab
+        if left in ids and piece[len(left) :] in ids
     ]
     merges.sort(key=lambda merge: merge[:3], reverse=True)
     unknown = next((token for token, type_ in zip(tokens, types, strict=True) if type_ == _UNKNOWN), None)
-    backend = tokenizers.Tokenizer(
-        models.BPE(vocab=vocab, merges=[m[3] for m in merges], unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    pairs = [merge[3] for merge in merges]
+    backend = typed_errors(
+        lambda: tokenizers.Tokenizer(
+            models.BPE(vocab=ids, merges=pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+        ),
+        f"{fields.where}: tokenizer.ggml.tokens make no vocabulary",
     )
-    prefix = field("add_space_prefix", True)
+    prefix = fields.boolean("add_space_prefix", True)
     replace = normalizers.Replace(" ", "▁")
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace]) if prefix else replace
     strip = [decoders.Strip(" ", 1, 0)] if prefix else []

@@ -12,7 +12,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fastcore.checkpoints.fh1w import export_fh1w
+    from fastcore.checkpoints.export import export_fh1w
     from fastcore.sources.registry import resolve
 
     if args.out.suffix != ".fh1w":

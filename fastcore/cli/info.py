@@ -26,17 +26,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model(name: str) -> dict[str, Any]:
+    from fastcore.checkpoints.open import open_checkpoint
     from fastcore.model.footprint import plan_model
     from fastcore.sources.registry import resolve
     from fastcore.text.tokenizer import Tokenizer
     from fastcore.threads import resolve_num_threads
 
-    path = resolve(name)
-    plan = plan_model(path, resolve_num_threads(None))
+    with open_checkpoint(resolve(name)) as checkpoint:
+        plan = plan_model(checkpoint, resolve_num_threads(None))
+        tokenizer = Tokenizer.of(checkpoint)
     config = plan.config
-    tokenizer = Tokenizer.open(path)
     return {
-        "path": str(path),
+        "path": str(checkpoint.path),
         "model_type": config.model_type,
         "parameters": plan.num_parameters,
         "stored_parameters": plan.stored_parameters,
@@ -48,9 +49,10 @@ def _model(name: str) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "vocab_size": config.vocab_size,
         "max_position_embeddings": config.max_position_embeddings,
+        "context_length": config.context_length,
         "tie_word_embeddings": config.tie_word_embeddings,
-        "tokenizer_vocab_size": tokenizer.vocab_size,
-        "chat_template": tokenizer.has_chat_template,
+        "tokenizer_vocab_size": tokenizer.vocab_size if tokenizer else None,
+        "chat_template": tokenizer.has_chat_template if tokenizer else False,
         "weight_bytes": plan.weight_bytes,
         "kv_bytes_per_token": plan.kv_bytes_per_token,
         "recurrent_state_bytes": plan.recurrent_state_bytes,

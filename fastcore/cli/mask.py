@@ -217,12 +217,14 @@ def _classifier(args: argparse.Namespace, rules: MaskingRules) -> "Iterator[Clas
         _check_labels(classifier.labels.entity_types, rules)
         yield partial(_one_by_one, classifier) if args.line_buffered else lambda texts: classifier(iter(texts))
     else:
-        from fastcore.model.config import load_config
+        from fastcore.checkpoints.open import open_checkpoint
         from fastcore.pii.processes import classify_in_processes
         from fastcore.pii.spans import Labels
         from fastcore.sources.registry import resolve
 
-        _check_labels(Labels(load_config(resolve(args.model)).token_labels).entity_types, rules)
+        with open_checkpoint(resolve(args.model)) as checkpoint:
+            labels = Labels(checkpoint.config().token_labels)
+        _check_labels(labels.entity_types, rules)
         yield lambda texts: classify_in_processes(open_classifier, texts, args.jobs)
 
 

@@ -4,6 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fastcore.checkpoints.checkpoint import Checkpoint
     from fastcore.engine.sampling import SamplingParams
     from fastcore.llm import LLM
 
@@ -36,7 +37,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ignore-eos", action="store_true", help="go on after the model's end-of-sequence token")
 
 
-def load_llm(model: str | None, args: argparse.Namespace) -> "LLM":
+def load_llm(model: "str | Checkpoint | None", args: argparse.Namespace) -> "LLM":
     from fastcore.llm import LLM
 
     return LLM(model, dtype=args.dtype, num_threads=args.threads, max_seq_len=args.max_seq_len)

@@ -74,14 +74,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load(path: Path, args: argparse.Namespace) -> "LLM | TokenClassifier":
+    from fastcore.checkpoints.open import open_checkpoint
     from fastcore.classify import TokenClassifier
-    from fastcore.model.config import load_config
 
-    if path.is_dir() and load_config(path).is_token_classifier:
-        model = TokenClassifier(path, dtype=args.dtype, num_threads=args.threads, max_seq_len=args.max_seq_len)
+    with open_checkpoint(path) as checkpoint:
+        if not checkpoint.config().is_token_classifier:
+            return load_llm(checkpoint, args)
+        model = TokenClassifier(checkpoint, dtype=args.dtype, num_threads=args.threads, max_seq_len=args.max_seq_len)
         model.tokenizer  # noqa: B018  read now rather than in the first request
         return model
-    return load_llm(str(path), args)
 
 
 def _name(model: str | None, path: Path) -> str:

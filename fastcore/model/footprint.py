@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastcore._kernels import BLOCK_TOKENS, PackedLinear
-from fastcore.checkpoints.folder import open_checkpoint
+from fastcore.checkpoints.checkpoint import Checkpoint
+from fastcore.checkpoints.open import ModelPath, opened
 from fastcore.engine.scheduler import MAX_ROWS
 from fastcore.engine.state import StatePool
-from fastcore.model.config import ModelConfig, load_config
+from fastcore.model.config import ModelConfig
+from fastcore.model.tensor import Tensor
 from fastcore.model.weights import DTYPES, Weights
 from fastcore.models import record_model
 
@@ -42,11 +42,11 @@ class ModelPlan:
         return sum(self.stored_parameters.values())
 
 
-def plan_model(path: Path, num_threads: int) -> ModelPlan:
+def plan_model(source: ModelPath | Checkpoint, num_threads: int) -> ModelPlan:
     """Record the model over its headers alone. Raises what loading would raise about names, shapes and the config."""
-    config = load_config(path)
     weight_bytes = {}
-    with open_checkpoint(path) as checkpoint:
+    with opened(source) as checkpoint:
+        config = checkpoint.config()
         for dtype in reversed(DTYPES):  # auto, the first, comes last and stays
             headers = _Headers(checkpoint, dtype)
             model = record_model(config, headers)
@@ -57,14 +57,14 @@ def plan_model(path: Path, num_threads: int) -> ModelPlan:
         weight_bytes={dtype: weight_bytes[dtype] for dtype in DTYPES},
         kv_bytes_per_token={dtype: StatePool(model, 1, dtype).block_bytes // BLOCK_TOKENS for dtype in ("f32", "f16")},
         recurrent_state_bytes=model.program.state_bytes,
-        workspace_bytes=model.program.workspace_bytes(MAX_ROWS, config.max_position_embeddings, num_threads),
+        workspace_bytes=model.program.workspace_bytes(MAX_ROWS, config.context_length, num_threads),
     )
 
 
 class _Headers(Weights):
     """Weights whose names, shapes and sizes count, and whose values are never read. Their memory is not touched."""
 
-    def __init__(self, tensors: Mapping[str, Any], dtype: str) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], dtype: str) -> None:
         super().__init__(tensors, dtype)
         self.stored: dict[str, int] = {}
 
@@ -77,10 +77,10 @@ class _Headers(Weights):
         self.nbytes += value.nbytes
         return value
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> Any:
+    def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = super()._take(name, shape)
         self.stored[tensor.dtype] = self.stored.get(tensor.dtype, 0) + prod(shape)
         return tensor
 
-    def _pack(self, packed: PackedLinear, tensor: Any, first_row: int, group_stride: int) -> None:
+    def _pack(self, packed: PackedLinear, tensor: Tensor, first_row: int, group_stride: int) -> None:
         pass

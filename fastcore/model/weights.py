@@ -1,7 +1,6 @@
 """Weights by exact name: take, check the shape, pack. What is left over at the end is an error."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +8,7 @@ from numpy.typing import NDArray
 from fastcore._kernels import PackedLinear
 from fastcore.errors import CheckpointError
 from fastcore.huge_pages import Arena
+from fastcore.model.tensor import Tensor
 
 __all__ = ["DTYPES", "Weights"]
 
@@ -20,12 +20,12 @@ SHARED_BYTES = 4 << 20  # threads share larger tensors; over smaller ones they w
 class Weights:
     """Takes tensors out of a checkpoint, one at a time, and packs them; each name can be taken once.
 
-    tensors: name -> tensor of fastcore.checkpoints.folder or fastcore.checkpoints.gguf.
+    tensors: of a checkpoint, by name.
     dtype: of the packed linear maps; "auto" keeps each tensor's own (bf16 if it is quantised; f32 where stacked
         tensors differ).
     """
 
-    def __init__(self, tensors: Mapping[str, Any], dtype: str = "auto", num_threads: int = 1) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], dtype: str = "auto", num_threads: int = 1) -> None:
         if dtype not in DTYPES:
             raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
         self.dtype = dtype
@@ -41,7 +41,7 @@ class Weights:
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
         """A 1-d tensor as f32 [size]."""
         tensor = self._take(name, (size,))
-        value: NDArray[np.float32] = tensor.f32()
+        value = tensor.f32()
         tensor.release()
         self.nbytes += value.nbytes
         return value
@@ -49,7 +49,7 @@ class Weights:
     def array(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """A small tensor of any rank as f32."""
         tensor = self._take(name, shape)
-        value: NDArray[np.float32] = tensor.f32()
+        value = tensor.f32()
         tensor.release()
         self.nbytes += value.nbytes
         return value
@@ -100,7 +100,7 @@ class Weights:
                 f"{', ...' if len(names) > 8 else ''}; the config's model_type or architectures may be wrong"
             )
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> Any:
+    def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self._left:
             raise CheckpointError(f"tensor {name!r} is missing from the checkpoint (expected shape {list(shape)})")
         tensor = self._tensors[name]
@@ -113,13 +113,13 @@ class Weights:
         del self._left[name]
         return tensor
 
-    def _packed_dtype(self, tensors: Sequence[Any]) -> str:
+    def _packed_dtype(self, tensors: Sequence[Tensor]) -> str:
         if self.dtype != "auto":
             return self.dtype
         stored = {tensor.auto_dtype for tensor in tensors}
         return stored.pop() if len(stored) == 1 else "f32"
 
-    def _pack(self, packed: PackedLinear, tensor: Any, first_row: int, group_stride: int) -> None:
+    def _pack(self, packed: PackedLinear, tensor: Tensor, first_row: int, group_stride: int) -> None:
         array = tensor.array
         threads = self._num_threads if array.nbytes >= SHARED_BYTES else 1
         packed.pack(array, _STORED[tensor.dtype], first_row, group_stride, threads)

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 
 from fastcore._kernels import Program
+from fastcore.checkpoints.checkpoint import Checkpoint
+from fastcore.checkpoints.open import ModelPath, opened
 from fastcore.errors import UnsupportedModelError
 from fastcore.locks import cached_property
 from fastcore.model.config import ModelConfig
@@ -46,17 +47,13 @@ class Model:
         return self.program.without_head()
 
 
-def load_model(path: Path, dtype: str = "auto", num_threads: int = 1) -> Model:
-    """Load a checkpoint folder or file: every tensor is taken, checked and packed.
+def load_model(source: ModelPath | Checkpoint, dtype: str = "auto", num_threads: int = 1) -> Model:
+    """Load a checkpoint, by its path or opened already: every tensor is taken, checked and packed.
 
     dtype: auto (as stored) | f32 | bf16 | f16, of the linear maps. Raises CheckpointError and UnsupportedModelError.
     """
-    from fastcore.checkpoints.folder import open_checkpoint
-    from fastcore.model.config import load_config
-
-    config = load_config(path)
-    with open_checkpoint(path) as checkpoint:
-        return record_model(config, Weights(checkpoint, dtype, num_threads))
+    with opened(source) as checkpoint:
+        return record_model(checkpoint.config(), Weights(checkpoint, dtype, num_threads))
 
 
 def record_model(config: ModelConfig, weights: Weights) -> Model:

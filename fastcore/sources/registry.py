@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from fastcore.checkpoints.open import ModelPath, as_path
 from fastcore.errors import CheckpointError, ModelNotFoundError
 
 __all__ = ["DEFAULT_MODEL", "NAMED_MODELS", "HubSource", "NamedModel", "WheelSource", "cache_dir", "pull", "resolve"]
@@ -29,7 +30,6 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_SECONDS = 5.0
 _HUB_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt")
 _HUB_IGNORED = ("*/*.safetensors", "*/*.json", "*/*.txt", "consolidated*")
-_MODEL_FILES = (".gguf", ".fh1w", ".safetensors")
 _MANIFEST = "source.json"
 
 
@@ -60,21 +60,17 @@ class NamedModel:
 # ---------------------------------------------------------------------- names
 
 
-def resolve(model: str | Path | None = None, progress: bool = True) -> Path:
+def resolve(model: ModelPath | None = None, progress: bool = True) -> Path:
     """The folder or file of a model, fetched if need be.
 
-    model: a folder, a .gguf, .fh1w or .safetensors file, a name of NAMED_MODELS, or a hub id "owner/name"; None is
+    model: a folder or a file, as any path that `open` takes, a name of NAMED_MODELS, or a hub id "owner/name"; None is
     DEFAULT_MODEL. What is on disk comes first, and what was fetched before is used without asking the network.
     Raises ModelNotFoundError listing what was tried.
     """
     if model is None:
         return pull(DEFAULT_MODEL, progress)
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.is_file():
-        if path.suffix not in _MODEL_FILES:
-            raise ModelNotFoundError(f"{path} is not a model: expected a folder or a file {', '.join(_MODEL_FILES)}")
+    path = as_path(model)
+    if model not in ("", b"") and os.path.exists(path):
         return path
     if isinstance(model, str):
         if model in NAMED_MODELS:
@@ -386,9 +382,10 @@ class WheelSource:
     def _convert(self, packed: Path, folder: Path, progress: bool) -> None:
         from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-        from fastcore.checkpoints.gguf import GgufFile, write_folder
+        from fastcore.checkpoints.bf16_folder import write_folder
+        from fastcore.checkpoints.gguf import open_gguf
 
-        source = GgufFile(packed)
+        source = open_gguf(packed)
         size = sum(2 * math.prod(tensor.shape) for tensor in source.values())
         with tqdm(total=size, desc="writing as bf16", unit="B", unit_scale=True, disable=not progress) as bar:
             write_folder(source, folder, bar.update)

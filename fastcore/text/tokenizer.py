@@ -10,7 +10,9 @@ from typing import Any
 
 import tokenizers
 
-from fastcore.errors import ChatTemplateError
+from fastcore.checkpoints.checkpoint import Checkpoint, TokenizerParts
+from fastcore.checkpoints.tokenizer_files import TOKENIZER_NAME, read_tokenizer
+from fastcore.errors import ChatTemplateError, CheckpointError
 from fastcore.locks import cached_property
 from fastcore.text.chat_template import ChatTemplate, split_reasoning
 from fastcore.text.decoding import (
@@ -22,15 +24,22 @@ from fastcore.text.decoding import (
     fallback_byte,
     text_offsets,
 )
-from fastcore.text.tokenizer_files import (
+from fastcore.text.special_tokens import (
     config_templates,
     declare_added_tokens,
     named_tokens,
-    read_folder,
     set_prefix_space,
 )
 
-__all__ = ["IncrementalDecoder", "Tokenizer", "split_reasoning"]
+__all__ = ["IncrementalDecoder", "Tokenizer", "missing_tokenizer", "split_reasoning"]
+
+
+def missing_tokenizer(path: Path) -> CheckpointError:
+    """What to raise where text is asked of a checkpoint without a tokenizer."""
+    return CheckpointError(
+        f"{path} has no tokenizer, so it takes token ids only; for text, save the checkpoint's fast tokenizer "
+        f"({TOKENIZER_NAME}) beside its weights"
+    )
 
 
 class Tokenizer:
@@ -66,20 +75,22 @@ class Tokenizer:
         self._pieces: dict[int, bytes] = {}
 
     @classmethod
-    def open(cls, path: str | Path) -> Tokenizer:
-        """The tokenizer of a model: of a folder, of the folder that a file is in, or of a .gguf file itself."""
-        path = Path(path)
-        if path.suffix == ".gguf":
-            from fastcore.checkpoints.gguf import GgufFile
-
-            with GgufFile(path) as file:
-                return cls(file.tokenizer(), file.tokenizer_config())
-        return cls.from_folder(path if path.is_dir() else path.parent)
+    def of(cls, checkpoint: Checkpoint) -> Tokenizer | None:
+        """The tokenizer of a checkpoint; None where it has none (`missing_tokenizer` says so)."""
+        parts = checkpoint.tokenizer()
+        return None if parts is None else cls._of_parts(parts)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
-        """Read tokenizer.json (required), tokenizer_config.json, special_tokens_map.json and chat_template.jinja."""
-        return cls(*read_folder(Path(folder)))
+        """The tokenizer of a folder, whatever else is in it. Raises CheckpointError where there is none."""
+        parts = read_tokenizer(Path(folder))
+        if parts is None:
+            raise missing_tokenizer(Path(folder))
+        return cls._of_parts(parts)
+
+    @classmethod
+    def _of_parts(cls, parts: TokenizerParts) -> Tokenizer:
+        return cls(parts.backend, parts.config, parts.chat_templates)
 
     def _special_id(self, name: str) -> int | None:
         token = self._special_tokens.get(name)

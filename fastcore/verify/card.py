@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcore import _kernels
-from fastcore.checkpoints.folder import open_checkpoint
+from fastcore.checkpoints.checkpoint import Checkpoint
+from fastcore.checkpoints.folder import read_config
+from fastcore.checkpoints.open import open_checkpoint
 from fastcore.classify import TokenClassifier
 from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
 from fastcore.errors import CheckpointError, Error
 from fastcore.llm import LLM
-from fastcore.model.config import ModelConfig, load_config
+from fastcore.model.config import ModelConfig
 from fastcore.models import Model, load_model
 from fastcore.sources.registry import resolve
 from fastcore.text.tokenizer import Tokenizer
@@ -133,11 +135,12 @@ def _skip(reason: str) -> _Outcome:
 
 
 def _open(path: Path, num_threads: int) -> "_Subject":
+    subject = _LanguageModel(path, num_threads)
     try:
-        is_classifier = _load_config(path).is_token_classifier
+        is_classifier = subject.config.is_token_classifier
     except Error:  # its own check says what is wrong
         is_classifier = False
-    return _Classifier(path, num_threads) if is_classifier else _LanguageModel(path, num_threads)
+    return _Classifier(path, num_threads) if is_classifier else subject
 
 
 @contextmanager
@@ -146,11 +149,6 @@ def _quietly() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield
-
-
-def _load_config(path: Path) -> ModelConfig:
-    with _quietly():
-        return load_config(path)
 
 
 class _Subject(ABC):
@@ -162,13 +160,23 @@ class _Subject(ABC):
         self.num_threads = num_threads
 
     @cached_property
+    def checkpoint(self) -> Checkpoint:
+        with _quietly():
+            return open_checkpoint(self.path)
+
+    @cached_property
     def config(self) -> ModelConfig:
-        return _load_config(self.path)
+        with _quietly():
+            try:
+                return self.checkpoint.config()
+            except Error:
+                if "checkpoint" in self.__dict__:
+                    raise
+                return read_config(self.folder)  # damaged weights have a check of their own
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        has_one = self.path.suffix == ".gguf" or (self.folder / "tokenizer.json").is_file()
-        return Tokenizer.open(self.path) if has_one else None
+        return Tokenizer.of(self.checkpoint)
 
     @cached_property
     def prompt(self) -> list[int]:
@@ -188,8 +196,7 @@ class _Subject(ABC):
         return True, f"{self.config.model_type}: every field is read, refused or known to change nothing", figures
 
     def tensors(self) -> _Outcome:
-        with open_checkpoint(self.path) as checkpoint:
-            count = len(checkpoint)
+        count = len(self.checkpoint)
         packed = self.load()
         detail = f"{count} tensors, each taken by name with the shape of the config; {packed / 1e6:.1f} MB packed"
         return True, detail, {"tensors": count, "packed_bytes": packed}
@@ -262,7 +269,7 @@ class _LanguageModel(_Subject):
     @cached_property
     def model(self) -> Model:
         with _quietly():
-            return load_model(self.path, "auto", self.num_threads)
+            return load_model(self.checkpoint, "auto", self.num_threads)
 
     @cached_property
     def pool(self) -> StatePool:
@@ -384,7 +391,7 @@ class _Classifier(_Subject):
 
     def _open(self, num_threads: int) -> TokenClassifier:
         with _quietly():
-            return TokenClassifier(self.path, num_threads=num_threads)
+            return TokenClassifier(self.checkpoint, num_threads=num_threads)
 
     def load(self) -> int:
         return self.model.model.weight_bytes

@@ -1,48 +1,21 @@
-"""What a checkpoint's tokenizer files say together, read as transformers reads them.
-
-tokenizer.json is the tokenizer. tokenizer_config.json and special_tokens_map.json name its special tokens, also such as
-tokenizer.json holds as plain ones. Where the two name different tokens the map is right, a null in it too; but beside a
-config that lists added_tokens_decoder, the map only fills what the config does not mention.
-"""
+"""Special tokens and settings that a checkpoint's tokenizer config adds to what tokenizer.json says."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, normalizers
 
-from fastcore.checkpoints.strict_json import read_object
+from fastcore.checkpoints.tokenizer_files import EXTRA_TOKENS as EXTRA
 from fastcore.errors import CheckpointError
 
-__all__ = ["config_templates", "declare_added_tokens", "named_tokens", "read_folder", "set_prefix_space"]
+__all__ = ["config_templates", "declare_added_tokens", "named_tokens", "set_prefix_space"]
 
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-EXTRA = ("extra_special_tokens", "additional_special_tokens")
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
-
-
-def read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any], dict[str, str]]:
-    """The tokenizer of tokenizer.json, the settings of the files beside it, and the chat templates that are files."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise CheckpointError(
-            f"{path} is missing: the tokenizer is read from it. Save the checkpoint's fast tokenizer into {folder}"
-        )
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    # the library raises bare Exception for a malformed file
-    except Exception as error:
-        raise CheckpointError(f"{path} is not a tokenizer that the tokenizers library can read: {error}") from error
-    config, special = _read_json(folder / "tokenizer_config.json"), _read_json(folder / "special_tokens_map.json")
-    merged = special | config if config.get("added_tokens_decoder") is not None else config | special
-    for name in EXTRA:
-        if isinstance(config.get(name), list) and isinstance(special.get(name), list):
-            merged[name] = [*config[name], *special[name]]
-    return backend, merged, _template_files(folder)
 
 
 def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -159,23 +132,3 @@ def config_templates(value: object) -> dict[str, str]:
             "chat_template in tokenizer_config.json must be a string, or a list of {'name', 'template'} of strings"
         )
     return templates
-
-
-def _template_files(folder: Path) -> dict[str, str]:
-    """chat_template.jinja, with any named ones beside it."""
-    default = folder / "chat_template.jinja"
-    if not default.is_file():
-        return {}
-    named = sorted((folder / "additional_chat_templates").glob("*.jinja"))
-    files = {"default": default} | {path.stem: path for path in named}
-    templates = {}
-    for name, path in files.items():
-        try:
-            templates[name] = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path} cannot be read as text in UTF-8: {error}") from error
-    return templates
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return read_object(path) if path.is_file() else {}
