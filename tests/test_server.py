@@ -323,7 +323,7 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_command_serves_until_it_is_interrupted(classifier: TokenClassifier, tmp_path: Path) -> None:
     home = Path(fastcore.__file__).parent.parent
-    arguments = ["--model", classifier._path, "--port", "0", "--threads", "1", "--served-model-name", "pii"]
+    arguments = ["--model", str(classifier._checkpoint.path), "--port", "0", "--threads", "1", "--served-model-name", "pii"]
     environment = os.environ | {"PYTHONPATH": str(home), "FASTCORE_API_KEY": "k"}
     with subprocess.Popen(
         [sys.executable, "-m", "fastcore", "serve", *map(str, arguments)],
