@@ -323,7 +323,8 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_command_serves_until_it_is_interrupted(classifier: TokenClassifier, tmp_path: Path) -> None:
     home = Path(fastcore.__file__).parent.parent
-    arguments = ["--model", str(classifier._checkpoint.path), "--port", "0", "--threads", "1", "--served-model-name", "pii"]
+    model = str(classifier._checkpoint.path)
+    arguments = ["--model", model, "--port", "0", "--threads", "1", "--served-model-name", "pii"]
     environment = os.environ | {"PYTHONPATH": str(home), "FASTCORE_API_KEY": "k"}
     with subprocess.Popen(
         [sys.executable, "-m", "fastcore", "serve", *map(str, arguments)],
@@ -344,5 +345,5 @@ def test_the_command_serves_until_it_is_interrupted(classifier: TokenClassifier,
 
 
 def test_wrong_options_of_the_command(classifier: TokenClassifier, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--model", str(classifier._path), "--max-body", "0"]) == 1
+    assert main(["serve", "--model", str(classifier._checkpoint.path), "--max-body", "0"]) == 1
     assert "--max-body" in capsys.readouterr().err
