@@ -422,6 +422,38 @@ def test_options_become_plain_values():
         params.top_k = 3
 
 
+@pytest.mark.fault("C9")
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 10**400),
+        ("top_p", 10**400),
+        ("repetition_penalty", 1e300),
+        ("presence_penalty", -(10**400)),
+        ("logit_bias", {1: 1e39}),
+        ("logit_bias", {1: -1e39}),
+        ("logit_bias", {10**30: 1.0}),
+        ("stop_token_ids", [10**30]),
+        ("seed", 10**30),
+        ("max_tokens", 10**30),
+        ("logprobs", 10**30),
+    ],
+)
+def test_a_number_that_fits_nowhere_is_a_value_error(name, value):
+    with pytest.raises(ValueError, match=f"^{name}"):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.fault("C3")
+def test_options_whose_cost_multiplies_are_bounded():
+    assert SamplingParams(n=128, stop=["x"] * 64).n == 128
+    with pytest.raises(ValueError, match="n is 129; expected a whole number from 1 to 128"):
+        SamplingParams(n=129)
+    with pytest.raises(ValueError, match="stop has 200000 strings; expected at most 64"):
+        SamplingParams(stop=["x"] * 200_000)
+
+
 def test_min_tokens_above_max_tokens_is_refused():
     with pytest.raises(ValueError, match="min_tokens is 5, more than max_tokens, 4"):
         SamplingParams(min_tokens=5, max_tokens=4)

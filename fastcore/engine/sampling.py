@@ -35,6 +35,8 @@ __all__ = ["Choice", "Sampler", "SamplingParams", "logprobs_of"]
 
 GREEDY_TEMPERATURE = 1e-4  # up to here a temperature asks for the argmax: the rest would be drawn from rounding errors
 BLOCK = WEIGHT_BLOCK  # weights are summed in blocks of this many tokens
+MAX_COMPLETIONS = 128  # of a prompt, as OpenAI has it
+MAX_STOP_STRINGS = 64  # each is looked for after each token
 SORT_LIMIT = 2048  # candidates are narrowed down to this many before they are sorted
 
 
@@ -51,13 +53,13 @@ class SamplingParams:
     seed: the same seed gives the same tokens, in any batch; None draws one from the system.
     max_tokens: at most this many new tokens; 0 generates none; None leaves it to the caller (`generate`: 256).
     min_tokens: no end-of-sequence token and no stop token before this many new tokens.
-    stop: strings that end the text and are not part of it; one or several.
+    stop: strings that end the text and are not part of it; one or several, up to 64.
     stop_token_ids: tokens that end the text, next to the model's own end-of-sequence tokens.
     ignore_eos: go on after the model's end-of-sequence tokens.
     logprobs: None for none, else the number of most probable tokens to report at each step, next to the chosen one.
     prompt_logprobs: the same for the tokens of the prompt.
     logit_bias: token id -> number added to its logit; -inf bans the token.
-    n: completions per prompt.
+    n: completions per prompt, up to 128.
     """
 
     temperature: float = 0.0
@@ -106,9 +108,15 @@ def _refuse(name: str, value: object, expected: str) -> ValueError:
 
 def _real(accepts: Callable[[float], bool], expected: str) -> Callable[[str, Any], float]:
     def check(name: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, Real) or not accepts(float(value)):
+        if isinstance(value, bool) or not isinstance(value, Real):
             raise _refuse(name, value, expected)
-        return float(value)
+        try:
+            number = float(value)
+        except OverflowError:  # a whole number beyond all floats
+            number = math.inf if value == abs(value) else -math.inf
+        if not accepts(number):
+            raise _refuse(name, value, expected)
+        return number
 
     return check
 
@@ -134,6 +142,8 @@ def _stop_strings(name: str, value: Any) -> tuple[str, ...]:
     strings = (value,) if isinstance(value, str) else value
     if not isinstance(strings, Sequence) or not all(isinstance(text, str) and text for text in strings):
         raise _refuse(name, value, "a string or a list of strings, none of them empty")
+    if len(strings) > MAX_STOP_STRINGS:
+        raise ValueError(f"{name} has {len(strings)} strings; expected at most {MAX_STOP_STRINGS}")
     return tuple(strings)
 
 
@@ -144,7 +154,7 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _token_id(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) <= _LARGE:
         raise _refuse(name, value, "token ids, whole numbers from 0")
     return int(value)
 
@@ -154,17 +164,18 @@ def _bias(name: str, value: Any) -> dict[int, float] | None:
         return None
     if not isinstance(value, Mapping):
         raise _refuse(name, value, "a dict of token id -> number")
-    number = _real(lambda bias: bias < math.inf, "token id -> a finite number, or -inf to ban the token")
+    number = _real(lambda bias: abs(bias) <= _LARGEST_F32 or bias == -math.inf, "token id -> a number of f32, or -inf")
     return {_token_id(name, token_id): number(name, bias) for token_id, bias in value.items()}
 
 
 _LARGE = 2**63 - 1
+_LARGEST_F32 = float(np.finfo(np.float32).max)
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "temperature": _real(lambda x: 0.0 <= x < math.inf, "a finite number from 0 (greedy)"),
     "top_k": _integer(-1, _LARGE, "a whole number from 1, or 0 or -1 for off"),
     "top_p": _real(lambda x: 0.0 < x <= 1.0, "a number above 0 and up to 1 (off)"),
     "min_p": _real(lambda x: 0.0 <= x <= 1.0, "a number from 0 (off) to 1"),
-    "repetition_penalty": _real(lambda x: 0.0 < x < math.inf, "a finite number above 0; 1 is off"),
+    "repetition_penalty": _real(lambda x: 1e-6 <= x <= 1e6, "a number above 0, from 1e-6 to 1e6; 1 is off"),
     "presence_penalty": _real(lambda x: -2.0 <= x <= 2.0, "a number from -2 to 2; 0 is off"),
     "frequency_penalty": _real(lambda x: -2.0 <= x <= 2.0, "a number from -2 to 2; 0 is off"),
     "seed": _integer(-(2**63), 2**64 - 1, "a whole number of at most 64 bits, or None", optional=True),
@@ -176,7 +187,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "logprobs": _integer(0, _LARGE, "a whole number from 0, or None", optional=True),
     "prompt_logprobs": _integer(0, _LARGE, "a whole number from 0, or None", optional=True),
     "logit_bias": _bias,
-    "n": _integer(1, _LARGE, "a whole number from 1"),
+    "n": _integer(1, MAX_COMPLETIONS, f"a whole number from 1 to {MAX_COMPLETIONS}"),
 }
 
 
