@@ -85,6 +85,8 @@ def _numbers(fields: Fields, tables: list[Fields], rope_type: str) -> dict[str, 
             continue
         if value <= 0:
             raise tables[0].wrong(name, value, "a number above 0")
+        if name == "factor" and value > MAX_POSITIONS:
+            raise tables[0].wrong(name, value, f"a number above 0, at most {MAX_POSITIONS}")
         given[name] = value
     return given
 

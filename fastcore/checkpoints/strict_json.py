@@ -41,12 +41,23 @@ def parse_object(text: bytes, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{where} holds a JSON {type(value).__name__}, expected an object")
     _refuse_depth(value, where)
+    if b"\\ud" in text or b"\\uD" in text:
+        _refuse_lone_surrogates(value, where)
     return value
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file of at most MAX_BYTES."""
     return parse_object(read_bytes(path, MAX_BYTES), str(path))
+
+
+def _refuse_lone_surrogates(value: dict[str, Any], where: str) -> None:
+    """JSON can spell half of a character; no UTF-8 text, and so no token, tensor or file name, can hold it."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = ord(error.object[error.start])
+        raise CheckpointError(f"{where} is not Unicode: a string holds the lone surrogate U+{half:04X}") from None
 
 
 def _refuse_depth(value: dict[str, Any], where: str) -> None:

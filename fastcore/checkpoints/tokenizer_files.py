@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from fastcore.checkpoints.checkpoint import TokenizerParts
 from fastcore.checkpoints.mapped import read_bytes
 from fastcore.checkpoints.strict_json import MAX_BYTES, read_object
 from fastcore.errors import CheckpointError
 
-if TYPE_CHECKING:
-    import tokenizers
-
 __all__ = ["EXTRA_TOKENS", "TOKENIZER_NAME", "read_tokenizer", "typed_errors"]
 
 TOKENIZER_NAME = "tokenizer.json"
+T = TypeVar("T")
+
 EXTRA_TOKENS = ("extra_special_tokens", "additional_special_tokens")
 
 
@@ -48,14 +47,14 @@ def read_tokenizer(folder: Path) -> TokenizerParts | None:
     return TokenizerParts(backend, merged, _template_files(folder))
 
 
-def typed_errors(make: Callable[[], tokenizers.Tokenizer], what: str) -> tokenizers.Tokenizer:
-    """What the tokenizers library makes. It raises bare Exception for bad input, and BaseException where it panics."""
+def typed_errors(call: Callable[[], T], what: str) -> T:
+    """What the tokenizers library answers. It raises bare Exception for bad input, BaseException where it panics."""
     try:
-        return make()
-    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
-        raise
+        return call()
     except BaseException as error:
-        raise CheckpointError(f"{what}: {error}") from None
+        if type(error) is Exception or type(error).__name__ == "PanicException" or isinstance(error, ValueError):
+            raise CheckpointError(f"{what}: {error}") from None
+        raise
 
 
 def _template_files(folder: Path) -> dict[str, str] | None:

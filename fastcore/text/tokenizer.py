@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 
 from fastcore.checkpoints.checkpoint import Checkpoint, TokenizerParts
-from fastcore.checkpoints.tokenizer_files import TOKENIZER_NAME, read_tokenizer
+from fastcore.checkpoints.tokenizer_files import TOKENIZER_NAME, read_tokenizer, typed_errors
 from fastcore.errors import ChatTemplateError, CheckpointError
 from fastcore.locks import cached_property
 from fastcore.text.chat_template import ChatTemplate, split_reasoning
@@ -121,7 +121,10 @@ class Tokenizer:
         if not isinstance(text, str):
             raise TypeError(f"text must be a str; got {type(text).__name__}")
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens)
+            return typed_errors(
+                lambda: self._backend.encode(text, add_special_tokens=add_special_tokens),
+                "this checkpoint's tokenizer cannot encode the text",
+            )
         except TypeError:
             try:
                 text.encode()
