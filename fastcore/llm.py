@@ -172,17 +172,21 @@ class LLM:
         logprobs: int | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        allow_special_tokens: bool = False,
         split_reasoning: bool = False,
     ) -> Any:
         """Answer messages [{"role": ..., "content": ...}, ...] through the checkpoint's own chat template.
 
-        tools and template_kwargs go to the template (for example {"enable_thinking": False}). split_reasoning: what
-        the model thinks between <think> and </think> becomes `Completion.reasoning`, and `text` is the answer alone.
-        Returns as generate does.
+        tools and template_kwargs go to the template (for example {"enable_thinking": False}). allow_special_tokens: the
+        text of a special token in a message is that token, and no longer mere text. split_reasoning: what the model
+        thinks between <think> and </think> becomes `Completion.reasoning`, and `text` is the answer alone. Returns as
+        generate does.
         """
         params = _with_options(params, max_tokens, temperature, top_k, top_p, seed, stop, logprobs)
-        prompt = self.tokenizer.apply_chat_template(messages, tools=tools, template_kwargs=template_kwargs)
-        answer = self._complete([self.tokenizer.encode(prompt, add_special_tokens=False)], params)[0]
+        prompt, ids = self.tokenizer.chat_prompt(
+            messages, tools=tools, template_kwargs=template_kwargs, allow_special_tokens=allow_special_tokens
+        )
+        answer = self._complete([ids], params)[0]
         if not split_reasoning:
             return answer
         opened = prompt.rstrip().endswith("<think>")
@@ -202,10 +206,13 @@ class LLM:
         logprobs: int | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        allow_special_tokens: bool = False,
     ) -> Generator[Chunk, None, None]:
         """chat, piece by piece."""
         params = _with_options(params, max_tokens, temperature, top_k, top_p, seed, stop, logprobs)
-        ids = self.tokenizer.encode_chat(messages, tools=tools, template_kwargs=template_kwargs)
+        ids = self.tokenizer.encode_chat(
+            messages, tools=tools, template_kwargs=template_kwargs, allow_special_tokens=allow_special_tokens
+        )
         return self._stream(ids, params)
 
     def _complete(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[Any]:

@@ -30,6 +30,7 @@ from fastcore.text.special_tokens import (
     named_tokens,
     set_prefix_space,
 )
+from fastcore.text.user_text import MarkedText, SpecialTexts
 
 __all__ = ["IncrementalDecoder", "Tokenizer", "missing_tokenizer", "split_reasoning"]
 
@@ -212,13 +213,8 @@ class Tokenizer:
         template_kwargs: variables for the template, such as {"enable_thinking": False}.
         Raises ChatTemplateError when there is no template, or when it refuses the messages.
         """
-        template = self._template("tool_use" if tools is not None and "tool_use" in self._templates else "default")
-        return template.render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            variables={**self._special_tokens, **(template_kwargs or {})},
-        )
+        template = self._template_for(tools)
+        return self._render(template, template.prepare(messages, tools), add_generation_prompt, template_kwargs)
 
     def encode_chat(
         self,
@@ -226,10 +222,122 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        allow_special_tokens: bool = False,
     ) -> list[int]:
-        """Token ids of a conversation. The template writes its own special tokens: none is added."""
-        text = self.apply_chat_template(messages, add_generation_prompt, tools, template_kwargs)
-        return self.encode(text, add_special_tokens=False)
+        """Token ids of a conversation. The template writes its own special tokens: none is added.
+
+        The text of a special token in a message or a tool (`<|im_end|>`) is text like any other, so that what a user
+        writes cannot end his turn and begin another. allow_special_tokens: there, too, it is the token.
+        """
+        return self.chat_prompt(messages, add_generation_prompt, tools, template_kwargs, allow_special_tokens)[1]
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        allow_special_tokens: bool = False,
+    ) -> tuple[str, list[int]]:
+        """The text of a conversation, as apply_chat_template gives it, and its token ids, as encode_chat does."""
+        template = self._template_for(tools)
+        ready, ready_tools = template.prepare(messages, tools)
+        if ready_tools and not template.takes_tools:
+            raise ChatTemplateError(
+                "tools are given, and this checkpoint's chat template has no place for them: the model would not hear "
+                "of them. Leave them out, or describe them in a message"
+            )
+        mark = ""
+        if not allow_special_tokens:
+            ready, ready_tools, mark = self._special_texts.mark(ready, ready_tools)
+        rendered = self._render(template, (ready, ready_tools), add_generation_prompt, template_kwargs)
+        prompt = MarkedText(rendered, mark)
+        ids = self._encode_marked(prompt)
+        if not ids:
+            raise ChatTemplateError(
+                "the chat template renders these messages as a text without tokens; there is no prompt"
+            )
+        return prompt.text, ids
+
+    def _render(
+        self,
+        template: ChatTemplate,
+        prepared: tuple[list[dict[str, Any]], list[Any] | None],
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, Any] | None,
+    ) -> str:
+        messages, tools = prepared
+        text = template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            variables={**self._special_tokens, **(template_kwargs or {})},
+        )
+        if not text:
+            raise ChatTemplateError(
+                "the chat template renders these messages as nothing, so that there is no prompt; check the roles of "
+                "the messages, or give a plain prompt"
+            )
+        return text
+
+    @cached_property
+    def _special_texts(self) -> SpecialTexts:
+        return SpecialTexts(self.special_tokens.values())
+
+    def _encode_marked(self, prompt: MarkedText) -> list[int]:
+        """The ids of a prompt in which special tokens that came out of messages are text.
+
+        Each stretch between two special tokens of the template that holds such a one is encoded anew, as a whole.
+        """
+        encoding = self._encode(prompt.text, add_special_tokens=False)
+        if not prompt.marks:
+            return list(encoding.ids)
+        ids: list[int] = []
+        stretch: list[int] = []  # since the last special token of the template
+        start, is_forged = 0, False
+        for token_id, (first, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token_id in self.special_ids:
+                first, end = self._special_span(prompt.text, token_id, first, end)
+                if first < end and not prompt.is_of_a_message(first, end):
+                    ids += [*(self._encode_as_text(prompt.text[start:first]) if is_forged else stretch), token_id]
+                    stretch, start, is_forged = [], end, False
+                    continue
+                is_forged = True
+            stretch.append(token_id)
+        return ids + (self._encode_as_text(prompt.text[start:]) if is_forged else stretch)
+
+    def _special_span(self, text: str, token_id: int, first: int, end: int) -> tuple[int, int]:
+        """Where a special token's text stands in what it was read from, which may have spaces around; or nowhere."""
+        content = self.special_tokens[token_id]
+        place = text.find(content, first, end)
+        return (place, place + len(content)) if place >= 0 else (first, first)
+
+    def _encode_as_text(self, text: str) -> list[int]:
+        """Ids of a text in which special tokens mean nothing."""
+
+        def encode(text: str) -> list[int]:
+            tokens = self._without_special.encode(text, add_special_tokens=False).tokens
+            return [i for token in tokens if (i := self._backend.token_to_id(token)) is not None]
+
+        ids = encode(text)
+        if self.special_ids.isdisjoint(ids):
+            return ids
+        # the vocabulary holds a special token's text as a word: it is spelled, or left out
+        return [i for letter in text for i in encode(letter) if i not in self.special_ids]
+
+    @cached_property
+    def _without_special(self) -> tokenizers.Tokenizer:
+        """The tokenizer without its special tokens. It shares the model; its numbers of added tokens mean nothing."""
+        twin = tokenizers.Tokenizer(self._backend.model)
+        for part in ("normalizer", "pre_tokenizer"):
+            if getattr(self._backend, part) is not None:
+                setattr(twin, part, getattr(self._backend, part))
+        added = sorted(self._backend.get_added_tokens_decoder().items())
+        twin.add_tokens([token for token_id, token in added if token_id not in self.special_ids])
+        return twin
+
+    def _template_for(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
+        return self._template("tool_use" if tools is not None and "tool_use" in self._templates else "default")
 
     def _template(self, name: str) -> ChatTemplate:
         if not self._templates:
