@@ -9,7 +9,7 @@ import pytest
 
 from fastcore import TokenClassifier
 from fastcore.bench.peers import TorchClassifier
-from fastcore.bench.workload import MAX_DIFFERENCE
+from fastcore.bench.turns import MAX_DIFFERENCE
 
 WORDS = (
     "the report says that they met at work and time will show how people use water food house city book line hand "

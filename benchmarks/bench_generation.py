@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastcore.bench.workload import PATIENCE_SECONDS, Engine, Fastcore, Turns, Workload
+from fastcore.bench.runner import Fastcore, Runner
+from fastcore.bench.turns import PATIENCE_SECONDS, Turns
+from fastcore.bench.workload import Workload
 from fastcore.errors import UnsupportedModelError
 from fastcore.models import Model
 
@@ -29,7 +31,7 @@ def bench_generation(
     generator: Path,
     model: Model,
     workload: Workload,
-    peer: Engine | None,
+    peer: Runner | None,
     machine: Any,
     num_threads: int,
 ) -> None:

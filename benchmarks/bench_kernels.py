@@ -10,7 +10,7 @@ from steps import normal, packed, rounded, run_rows
 
 from fastcore import _kernels
 from fastcore._kernels import BLOCK_TOKENS, KVBlocks
-from fastcore.bench.workload import Limits
+from fastcore.bench.machine_limits import MachineLimits
 from fastcore.model.recorder import Heads, Recorder
 
 IN_FEATURES, OUT_FEATURES = 896, 9728  # gate and up of Qwen2.5-0.5B
@@ -20,7 +20,7 @@ LAYERS = 24
 VOCAB_SIZE = 151936
 
 
-def _report(benchmark: Any, kernel: str, limits: Limits, nbytes: int, flops: int) -> None:
+def _report(benchmark: Any, kernel: str, limits: MachineLimits, nbytes: int, flops: int) -> None:
     if benchmark.stats is None:  # --benchmark-disable
         return
     read, compute = nbytes / benchmark.stats.stats.min, flops / benchmark.stats.stats.min

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from fastcore._kernels import active_isa
+from fastcore.bench.machine_limits import MachineLimits, read_buffer
 from fastcore.bench.peers import PEERS, TorchClassifier
-from fastcore.bench.workload import Limits, read_buffer
 from fastcore.checkpoints.open import load_config
 from fastcore.errors import Error, MissingPackageError, UnsupportedModelError
 from fastcore.machine import machine_facts
@@ -77,12 +77,12 @@ class Machine:
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
         self._data = read_buffer()
-        self._limits = Limits.measure(num_threads, self._data)
+        self._limits = MachineLimits.measure(num_threads, self._data)
         for _ in range(4):
             self.limits()
 
-    def limits(self) -> Limits:
-        self._limits = self._limits.best(Limits.measure(self.num_threads, self._data))
+    def limits(self) -> MachineLimits:
+        self._limits = self._limits.best(MachineLimits.measure(self.num_threads, self._data))
         return self._limits
 
 

@@ -10,17 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 from fastcore._kernels import BLOCK_TOKENS, PackedLinear
-from fastcore.bench.peers import PEERS, LlamaCpp, Torch, write_gguf
-from fastcore.bench.workload import (
-    Fastcore,
-    Limits,
-    OpProfile,
-    Workload,
-    measure,
-    profile,
-    standard_workloads,
-    time_in_turns,
-)
+from fastcore.bench.gguf_file import write_gguf
+from fastcore.bench.machine_limits import MachineLimits
+from fastcore.bench.peers import PEERS, LlamaCpp, Torch
+from fastcore.bench.profile import OpProfile, profile
+from fastcore.bench.runner import Fastcore
+from fastcore.bench.turns import measure, time_in_turns
+from fastcore.bench.workload import Workload, standard_workloads
 from fastcore.checkpoints.open import open_checkpoint
 from fastcore.cli import main
 from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
@@ -155,7 +151,7 @@ def test_recurrent_state_is_read_in_each_step(tiny_folder: Callable[..., Path]) 
 
 def test_figures_follow_from_seconds(model: Model) -> None:
     (timing,) = time_in_turns(model, [Fastcore(model, 1)], Workload(depth=4, steps=3), 3)
-    best, limits = min(timing.seconds), Limits(read=2e9, compute=3e9)
+    best, limits = min(timing.seconds), MachineLimits(read=2e9, compute=3e9)
     figures = timing.to_dict(limits)
     assert len(timing.seconds) == 3
     assert figures["tokens_per_second"] == 3 / best

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastcore.bench.workload import BenchResult
+from fastcore.bench.timing import BenchResult
 from fastcore.errors import MissingPackageError
 
 if TYPE_CHECKING:

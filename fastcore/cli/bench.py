@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fastcore.bench.workload import BenchResult, OpProfile, Timing
+    from fastcore.bench.profile import OpProfile
+    from fastcore.bench.timing import BenchResult, Timing
 
 __all__ = ["configure", "run"]
 
@@ -36,7 +37,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fastcore.bench.workload import measure, profile, standard_workloads
+    from fastcore.bench.profile import profile
+    from fastcore.bench.turns import measure
+    from fastcore.bench.workload import standard_workloads
     from fastcore.machine import machine_facts
     from fastcore.models import load_model
     from fastcore.sources.registry import resolve
