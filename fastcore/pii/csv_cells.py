@@ -41,7 +41,11 @@ def csv_records(file: TextFile, fields: FieldNames, delimiter: str = ",", header
         raise ValueError(f"the delimiter is {delimiter!r}; expected one character other than a quote or a line break")
     columns: dict[int, str] = {}
     width = 0
+    after_blank = ""
     for row in _rows(file.universal_lines(), delimiter):
+        if after_blank == "\r" and row.raw.startswith(delimiter):
+            raise MaskingError(f"line {row.line}: an empty cell after a blank line of CR, which pandas reads otherwise")
+        after_blank = "" if row.cells else row.raw
         if not row.cells:
             yield Record([], partial(_rendered, row, (), delimiter), len(row.raw))
             continue

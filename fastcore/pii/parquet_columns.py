@@ -93,17 +93,19 @@ class ParquetColumns:
     def _writer_options(self) -> dict[str, Any]:
         metadata = self._file.metadata
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        codecs = {}
-        dictionaries = []
+        codecs: dict[str, str] = {}
+        dictionaries: list[str] = []
         for index, column in enumerate(self._columns):
             name, chunks = column[0], [group.column(index) for group in groups]
             used = {"NONE" if chunk.compression == "UNCOMPRESSED" else chunk.compression for chunk in chunks}
             if len(used) > 1:
                 raise MaskingError(f"column {name!r} has another codec in each row group: {', '.join(sorted(used))}")
-            codecs[name] = used.pop() if used else "SNAPPY"
+            codec = used.pop() if used else "SNAPPY"
+            if codecs.setdefault(name, codec) != codec:
+                raise MaskingError(f"two columns have the name {name!r} and different codecs; rename one")
             if any(chunk.has_dictionary_page or "DICTIONARY" in str(chunk.encodings) for chunk in chunks):
                 dictionaries.append(name)
-        return {
+        options: dict[str, Any] = {
             "compression": codecs or "SNAPPY",
             "use_dictionary": dictionaries or False,
             "version": metadata.format_version,
@@ -111,6 +113,9 @@ class ParquetColumns:
             "use_deprecated_int96_timestamps": any(column[1] == "INT96" for column in self._columns),
             "use_compliant_nested_type": not any(".list.item" in column[0] for column in self._columns),
         }
+        if any(column[1] in ("INT32", "INT64") and "Decimal" in column[2] for column in self._columns):
+            options["store_decimal_as_integer"] = True
+        return options
 
     def _check_timestamps(self, group: int, table: "pyarrow.Table") -> None:
         """INT96 holds years that nanoseconds in 64 bits do not; those would come out as others."""
