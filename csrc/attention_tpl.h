@@ -48,7 +48,7 @@ static inline void FC_NAME(multiply_parts)(int dtype, const float *x, ptrdiff_t 
                                            int i, int panels, int part_k, int num_k, float *acc, ptrdiff_t ld_acc, int go_on,
                                            int touch)
 {
-    ptrdiff_t k_bytes = fc_lane_bytes(dtype), quarter = chain->part_bytes / FC_STREAMS;
+    ptrdiff_t k_bytes = FC_LANES * fc_kv_bytes(dtype), quarter = chain->part_bytes / FC_STREAMS;
     const uint8_t *const *parts = chain->parts + i, *ahead[FC_STREAMS];
     for (int j = 0; j < FC_STREAMS; j++) {
         ahead[j] = chain->parts[(i / FC_STREAMS + 1) * FC_STREAMS + j] + i % FC_STREAMS * quarter;
@@ -209,7 +209,7 @@ static void FC_NAME(write_kv)(const float *x, int head_dim, int dtype, int is_v,
                               int position)
 {
     int slot = position % FC_BLOCK_TOKENS;
-    ptrdiff_t element = fc_dtype_bytes(dtype);
+    ptrdiff_t element = fc_kv_bytes(dtype);
     if (is_v) {
         uint8_t *v = base + v_offset + (ptrdiff_t)slot * FC_LANES * element;
         for (int i = 0; i < head_dim; i += 16) {

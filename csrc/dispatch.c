@@ -22,7 +22,7 @@ static const struct {
 #endif
 };
 
-const fc_kernels *fc_active = &fc_kernels_scalar;
+const fc_kernels *_Atomic fc_active = &fc_kernels_scalar;
 
 int fc_num_isas(void) { return (int)(sizeof isas / sizeof isas[0]); }
 const char *fc_isa_name(int i) { return isas[i].name; }
@@ -53,11 +53,11 @@ static void self_check(const fc_kernels *kernels, float *result)
         uint32_t bits = 0x3c003c00u ^ (state & 0x83ff83ffu); /* moderate numbers read as f32, as bf16 and as f16 */
         memcpy(&panels[i], &bits, sizeof bits);
     }
-    kernels->gemm_f32(x, CHECK_K, CHECK_ROWS, panels, CHECK_K * 64, 64, CHECK_PANELS, CHECK_K, result, CHECK_PANELS * 16);
+    kernels->gemm_f32(x, CHECK_K, CHECK_ROWS, panels, CHECK_PANELS, CHECK_K, result, CHECK_PANELS * 16);
     result += CHECK_ROWS * CHECK_PANELS * 16;
-    kernels->gemm_bf16(x, CHECK_K, CHECK_ROWS, panels, CHECK_K * 32, 32, CHECK_PANELS, CHECK_K, result, CHECK_PANELS * 16);
+    kernels->gemm_bf16(x, CHECK_K, CHECK_ROWS, panels, CHECK_PANELS, CHECK_K, result, CHECK_PANELS * 16);
     result += CHECK_ROWS * CHECK_PANELS * 16;
-    kernels->gemm_f16(x, CHECK_K, CHECK_ROWS, panels, CHECK_K * 32, 32, CHECK_PANELS, CHECK_K, result, CHECK_PANELS * 16);
+    kernels->gemm_f16(x, CHECK_K, CHECK_ROWS, panels, CHECK_PANELS, CHECK_K, result, CHECK_PANELS * 16);
     kernels->silu(result, y, CHECK_PANELS * 16);
     result += CHECK_ROWS * CHECK_PANELS * 16;
     kernels->rms_norm(y, panels, CHECK_PANELS * 16, 1e-6f, 1.0f, result);

@@ -1,10 +1,7 @@
 /* fastcore: the public C interface. Plain C11; nothing here allocates, prints, reads the environment or aborts.
  *
  * Weights. A linear map [out_features, in_features] is stored as panels of 16 output rows, k-major: panel[k][16]. Row r is lane
- * r % 16 of panel r / 16; missing rows of the last panel are zero.
- *   f32   16 floats a k
- *   f16   16 halves a k
- *   bf16  8 u32 a k: row j in the low half, row j + 8 in the high half
+ * r % 16 of panel r / 16; missing rows of the last panel are zero. The formats: formats.h.
  * All accumulate in f32: out[r] = fma(w[r][k], x[k], ...) for k = 0, 1, 2, ... from zero, one chain an output, so a result does
  * not depend on threads, on the number of activation rows, or on the instruction set.
  *
@@ -24,6 +21,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "formats.h"
+
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
 #error "every bit is specified, NaN too: compile without -ffast-math and its parts"
 #endif
@@ -38,29 +37,12 @@ enum {
     FC_MAX_D_CONV = 64
 };
 
-typedef enum { FC_F32 = 0, FC_BF16 = 1, FC_F16 = 2, FC_NUM_DTYPES = 3 } fc_dtype;
-
 static inline int fc_pad(int n) { return (n + FC_LANES - 1) / FC_LANES * FC_LANES; }
 /* Floats from one row of activations to the next: rows whole pages apart would all lie in the same few sets of a cache. */
 static inline int fc_row_floats(int n) { return fc_pad(n) % 1024 ? fc_pad(n) : fc_pad(n) + FC_LANES; }
 static inline int fc_panels(int n) { return (n + FC_LANES - 1) / FC_LANES; }
-static inline int fc_dtype_bytes(int dtype) { return dtype == FC_F32 ? 4 : 2; }
-/* Bytes of one k of one panel. */
-static inline ptrdiff_t fc_lane_bytes(int dtype) { return (ptrdiff_t)FC_LANES * fc_dtype_bytes(dtype); }
-
-/* ---- packing (pack.c) */
-
-/* Bytes of the panels of an [out_features, in_features] map. */
-size_t fc_packed_bytes(int out_features, int in_features, fc_dtype dtype);
-
-/* Put `num_rows` rows of `src` ([num_rows, in_features], row-major, elements of src_dtype) into `panels` from row `first_row` on;
- * a source row i goes to row first_row + i, or, with group_stride > 16, to first_row + i / 16 * group_stride + i % 16 (gate and up
- * projections interleaved panel by panel). Rounds to nearest even where the target is narrower. `panels` starts zeroed. */
-void fc_pack_rows(void *panels, fc_dtype dtype, int in_features, const void *src, fc_dtype src_dtype, int num_rows,
-                  int first_row, int group_stride, int num_threads);
-
-/* The inverse for one row, as f32. */
-void fc_unpack_row(const void *panels, fc_dtype dtype, int in_features, int row, float *out);
+/* Bytes of a number of the KV cache, which is f32 or f16. */
+static inline int fc_kv_bytes(int dtype) { return dtype == FC_F32 ? 4 : 2; }
 
 /* ---- instruction sets (dispatch.c) */
 

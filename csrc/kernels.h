@@ -5,10 +5,9 @@
 
 #include "fastcore.h"
 
-/* acc[r][p * 16 + lane] = sum over k of x[r][k] * panel p [k][lane]. Panel p starts at w + p * panel_bytes; its k advance by k_bytes. */
-#define FC_GEMM_ARGS                                                                                                           \
-    (const float *x, ptrdiff_t ld_x, int rows, const void *w, ptrdiff_t panel_bytes, ptrdiff_t k_bytes, int panels, int num_k, \
-     float *acc, ptrdiff_t ld_acc)
+/* acc[r][p * 16 + lane] = sum over k of x[r][k] * panel p [k][lane]; rows of the format's source, ld_x floats apart. */
+#define FC_GEMM_ARGS \
+    (const float *x, ptrdiff_t ld_x, int rows, const void *weights, int panels, int num_k, float *acc, ptrdiff_t ld_acc)
 typedef void fc_gemm FC_GEMM_ARGS;
 
 /* Attention of `tokens` x `group` query rows of one kv head over the positions of segments [first_segment, end_segment).
@@ -44,10 +43,9 @@ typedef struct {
 } fc_scan_task;
 
 /* Each kernel has a check_<name> in tests/c/check_kernels.c, by which instruction sets and compilers are compared. */
+#define FC_GEMM_OF(K, CODE, name, ...) K(void, gemm_##name, FC_GEMM_ARGS)
 #define FC_KERNEL_LIST(K)                                                                                                       \
-    K(void, gemm_f32, FC_GEMM_ARGS)                                                                                             \
-    K(void, gemm_bf16, FC_GEMM_ARGS)                                                                                            \
-    K(void, gemm_f16, FC_GEMM_ARGS)                                                                                             \
+    FC_FORMATS(FC_GEMM_OF, K)                                                                                                   \
     /* dst = or += (acc + bias) * column_scale * scale on n columns of each row; bias, column_scale may be NULL */              \
     K(void, store_rows,                                                                                                         \
       (const float *acc, ptrdiff_t ld_acc, int rows, int n, const float *bias, const float *column_scale, float scale,          \
@@ -85,6 +83,7 @@ typedef struct {
     K(double, sum_exp, (const float *x, ptrdiff_t n, float shift, float scale))
 
 typedef struct {
+    fc_gemm *gemm[FC_NUM_DTYPES]; /* the gemm_<format> by format */
 #define FC_MEMBER(type, name, args) type(*name) args;
     FC_KERNEL_LIST(FC_MEMBER)
 #undef FC_MEMBER
@@ -105,7 +104,7 @@ extern const fc_kernels fc_kernels_avx2, fc_kernels_avx512;
 extern const fc_kernels fc_kernels_neon;
 #endif
 
-/* The table in use. */
-extern const fc_kernels *fc_active;
+/* The table in use. Each read may see another: a step reads it once. */
+extern const fc_kernels *_Atomic fc_active;
 
 #endif

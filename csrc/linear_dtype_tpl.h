@@ -43,11 +43,12 @@ static inline void FC_GEMM_PANELS(const float *x, ptrdiff_t ld_x, int rows, cons
     }
 }
 
-static void FC_GEMM(const float *x, ptrdiff_t ld_x, int rows, const void *weights, ptrdiff_t panel_bytes, ptrdiff_t k_bytes,
-                    int panels, int num_k, float *acc, ptrdiff_t ld_acc)
+static void FC_GEMM(const float *x, ptrdiff_t ld_x, int rows, const void *weights, int panels, int num_k, float *acc,
+                    ptrdiff_t ld_acc)
 {
     enum { CACHED_BYTES = 128 * 1024, FEW_ROWS = 18 };
     const uint8_t *w = (const uint8_t *)weights, *next;
+    ptrdiff_t k_bytes = FC_K_BYTES, panel_bytes = num_k * k_bytes;
     /* One or two rows stream, and the hardware sees their streams. With a few more, memory would idle while they are computed, so
      * they touch the next panels. Many hide the wait for a panel anyway. */
     int few = rows > 2 && rows <= FEW_ROWS;
@@ -59,4 +60,4 @@ static void FC_GEMM(const float *x, ptrdiff_t ld_x, int rows, const void *weight
     }
 }
 #undef FC_DTYPE
-#undef FC_DTYPE_CODE
+#undef FC_K_BYTES

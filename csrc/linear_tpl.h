@@ -141,11 +141,11 @@ static inline int FC_NAME(tile_height)(int rows)
 #define FC_GEMM_PANELS FC_GEMM_PANELS_(FC_DTYPE)
 
 #define FC_DTYPE f32
-#define FC_DTYPE_CODE FC_F32
+#define FC_K_BYTES 64
 #include "linear_dtype_tpl.h"
 #define FC_DTYPE bf16
-#define FC_DTYPE_CODE FC_BF16
+#define FC_K_BYTES 32
 #include "linear_dtype_tpl.h"
 #define FC_DTYPE f16
-#define FC_DTYPE_CODE FC_F16
+#define FC_K_BYTES 32
 #include "linear_dtype_tpl.h"

@@ -68,7 +68,7 @@ static void peak_range(void *data, int thread, int num_threads)
     const peak_operands *operands = (const peak_operands *)data;
     float acc[6 * 16];
     for (int i = 0; i < PEAK_REPEATS; i++) {
-        fc_active->gemm_f32(operands->x, PEAK_K, 6, operands->panel, 0, 64, 1, PEAK_K, acc, 16);
+        fc_active->gemm_f32(operands->x, PEAK_K, 6, operands->panel, 1, PEAK_K, acc, 16);
     }
 }
 

@@ -250,10 +250,8 @@ static void run_linear(const team_member *m, const fc_op *op)
         scratch += NORM_ROWS * widest(m->run->program);
     }
 
-    fc_gemm *gemm = op->dtype == FC_F32    ? fc_active->gemm_f32
-                    : op->dtype == FC_BF16 ? fc_active->gemm_bf16
-                                           : fc_active->gemm_f16;
-    ptrdiff_t lane_bytes = fc_lane_bytes(op->dtype), panel_bytes = lane_bytes * op->k;
+    fc_gemm *gemm = fc_active->gemm[op->dtype];
+    ptrdiff_t panel_bytes = fc_panel_bytes(op->dtype, op->k);
     /* A share is whole heads when the heads are finished here, whole (gate, up) pairs for SWIGLU, else whole panels. */
     int panels_each = op->fused_heads ? op->head_dim / FC_LANES : op->epilogue == FC_SWIGLU ? 2 : 1;
     range units = share(m, fc_panels(op->n) / panels_each);
@@ -261,8 +259,7 @@ static void run_linear(const team_member *m, const fc_op *op)
     ptrdiff_t ld_acc = (ptrdiff_t)step * FC_LANES;
     for (int p = first; p < end; p += step) {
         int panels = end - p < step ? end - p : step, column = p * FC_LANES;
-        gemm(src, ld_src, rows, (const uint8_t *)op->weights + p * panel_bytes, panel_bytes, lane_bytes, panels, op->k, scratch,
-             ld_acc);
+        gemm(src, ld_src, rows, (const uint8_t *)op->weights + p * panel_bytes, panels, op->k, scratch, ld_acc);
         int columns = op->n - column < panels * FC_LANES ? op->n - column : panels * FC_LANES;
         const float *bias = op->bias ? op->bias + column : NULL;
         if (op->epilogue == FC_SWIGLU) {

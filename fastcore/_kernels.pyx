@@ -29,9 +29,12 @@ cdef extern from "fastcore.h" nogil:
         FC_BUFFER_OUTPUT
         FC_NO_BUFFER
     ctypedef enum fc_dtype:
-        FC_F32
-        FC_BF16
-        FC_F16
+        FC_NUM_DTYPES
+    ctypedef struct fc_format:
+        const char *name
+        const char *stored_as
+        int block_k
+    const fc_format *fc_format_of(int dtype)
     ctypedef enum fc_op_kind:
         FC_OP_EMBED
         FC_OP_NORM
@@ -101,7 +104,7 @@ cdef extern from "fastcore.h" nogil:
         int32_t num_ops
     int fc_pad(int n)
     int fc_row_floats(int n)
-    int fc_dtype_bytes(int dtype)
+    int fc_kv_bytes(int dtype)
     size_t fc_packed_bytes(int out_features, int in_features, fc_dtype dtype)
     void fc_pack_rows(void *panels, fc_dtype dtype, int in_features, const void *src, fc_dtype src_dtype, int num_rows,
                       int first_row, int group_stride, int num_threads)
@@ -134,8 +137,9 @@ WEIGHT_BLOCK = FC_WEIGHT_BLOCK
 MAX_THREADS = FC_MAX_THREADS
 MAX_LABELS = FC_MAX_LABELS
 
-DTYPES = {"f32": FC_F32, "bf16": FC_BF16, "f16": FC_F16}
-_STORAGE = {"f32": np.dtype(np.float32), "bf16": np.dtype(np.uint16), "f16": np.dtype(np.float16)}
+# The formats of weights, and how NumPy stores the elements of tensors that can be packed into them.
+DTYPES = {fc_format_of(i).name.decode(): i for i in range(FC_NUM_DTYPES)}
+STORED_AS = {name: np.dtype(fc_format_of(i).stored_as.decode()) for name, i in DTYPES.items() if fc_format_of(i).stored_as != NULL}
 _OP_KINDS = {
     "embed": FC_OP_EMBED, "norm": FC_OP_NORM, "linear": FC_OP_LINEAR, "heads": FC_OP_HEADS, "attention": FC_OP_ATTENTION,
     "argmax": FC_OP_ARGMAX,
@@ -320,7 +324,7 @@ cdef class PackedLinear:
     def pack(self, src: np.ndarray, str src_dtype, int first_row=0, int group_stride=16, int num_threads=1) -> None:
         """Put src [rows, in_features] (elements of src_dtype, bf16 as uint16) in from first_row on; with group_stride 32 its
         groups of 16 rows leave room for another map's between them."""
-        if src_dtype not in DTYPES or src.dtype != _STORAGE[src_dtype]:
+        if src_dtype not in STORED_AS or src.dtype != STORED_AS[src_dtype]:
             raise ValueError(f"source of dtype {src_dtype!r} stored as {src.dtype}")
         if src.ndim != 2 or src.shape[1] != self.in_features or not src.flags.c_contiguous:
             raise ValueError(f"source of shape {src.shape}: expected contiguous rows of {self.in_features}")
@@ -363,7 +367,7 @@ cdef class KVBlocks:
         self.dtype, self.num_layers, self.num_kv_heads = dtype, num_layers, num_kv_heads
         self.head_dim, self.num_blocks = head_dim, num_blocks
         self.c.dtype = DTYPES[dtype]
-        cdef ptrdiff_t element = fc_dtype_bytes(self.c.dtype)
+        cdef ptrdiff_t element = fc_kv_bytes(self.c.dtype)
         self.c.v_offset = element * FC_BLOCK_TOKENS * head_dim
         self.c.head_bytes = self.c.v_offset + element * FC_BLOCK_TOKENS * fc_pad(head_dim)
         self.c.layer_bytes = self.c.head_bytes * num_kv_heads

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcore import _kernels
 from fastcore._kernels import PackedLinear
 from fastcore.errors import CheckpointError
 from fastcore.huge_pages import Arena
@@ -12,8 +13,8 @@ from fastcore.model.tensor import Tensor
 
 __all__ = ["DTYPES", "Weights"]
 
-_STORED = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
-DTYPES = ("auto", "f32", "bf16", "f16")
+_STORED = {name.upper(): name for name in _kernels.STORED_AS}  # a tensor's dtype -> ours
+DTYPES = ("auto", *_kernels.DTYPES)
 SHARED_BYTES = 4 << 20  # threads share larger tensors; over smaller ones they wait longer than they work
 
 
@@ -109,7 +110,7 @@ class Weights:
                 f"tensor {name!r} has shape {list(tensor.shape)}; the config asks for {list(shape)}; one is wrong"
             )
         if tensor.dtype not in _STORED:
-            raise CheckpointError(f"tensor {name!r} has dtype {tensor.dtype}; expected F32, F16 or BF16")
+            raise CheckpointError(f"tensor {name!r} has dtype {tensor.dtype}; expected {' or '.join(_STORED)}")
         del self._left[name]
         return tensor
 

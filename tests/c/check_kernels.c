@@ -70,13 +70,12 @@ static void check_gemm(fc_gemm *gemm, fc_dtype dtype)
     float *x = floats(MOST_ROWS * K, 1.0f), *w = floats(MOST_PANELS * 16 * K, 1.0f);
     uint8_t *panels = (uint8_t *)zeroed(fc_packed_bytes(MOST_PANELS * 16, K, dtype) + 64);
     float acc[MOST_ROWS * MOST_PANELS * 16];
-    ptrdiff_t lane_bytes = fc_lane_bytes((int)dtype), panel_bytes = lane_bytes * K;
     fc_pack_rows(panels, dtype, K, w, FC_F32, MOST_PANELS * 16, 0, 16, 1);
     add(panels, fc_packed_bytes(MOST_PANELS * 16, K, dtype));
     for (int rows = 1; rows <= MOST_ROWS; rows++) {
         for (int count = 1; count <= MOST_PANELS; count++) {
             memset(acc, 0, sizeof acc);
-            gemm(x, K, rows, panels, panel_bytes, lane_bytes, count, K, acc, MOST_PANELS * 16);
+            gemm(x, K, rows, panels, count, K, acc, MOST_PANELS * 16);
             add_floats(acc, sizeof acc / sizeof acc[0]);
         }
     }
@@ -153,7 +152,7 @@ static void check_rope(void)
 
 static void check_embed_row(void)
 {
-    for (fc_dtype dtype = FC_F32; dtype < FC_NUM_DTYPES; dtype++) {
+    for (fc_dtype dtype = 0; dtype < FC_NUM_DTYPES; dtype++) {
         EACH_SIZE(k)
         {
             float *table = floats(21 * k, 1.0f), *out = floats(k, 1.0f);
@@ -182,9 +181,9 @@ static head_cache write_cache(int length, int head_dim, int dtype)
     head_cache cache = {0};
     int num_blocks = (length + FC_BLOCK_TOKENS - 1) / FC_BLOCK_TOKENS;
     cache.kv.dtype = dtype;
-    cache.kv.v_offset = (ptrdiff_t)fc_dtype_bytes(dtype) * FC_BLOCK_TOKENS * head_dim;
+    cache.kv.v_offset = (ptrdiff_t)fc_kv_bytes(dtype) * FC_BLOCK_TOKENS * head_dim;
     cache.kv.block_bytes = cache.kv.layer_bytes = cache.kv.head_bytes =
-        cache.kv.v_offset + (ptrdiff_t)fc_dtype_bytes(dtype) * FC_BLOCK_TOKENS * fc_pad(head_dim);
+        cache.kv.v_offset + (ptrdiff_t)fc_kv_bytes(dtype) * FC_BLOCK_TOKENS * fc_pad(head_dim);
     cache.bytes = (size_t)(cache.kv.block_bytes * num_blocks);
     cache.kv.base = (uint8_t *)zeroed(cache.bytes);
     for (int b = 0; b < num_blocks; b++) {
@@ -529,7 +528,7 @@ static float *logits(const fc_program *program, const int *chunks, int num_threa
     float *output = (float *)zeroed(TOKENS * VOCAB * sizeof(float)),
           *tables = (float *)zeroed(TOKENS * HEAD_DIM * sizeof(float));
     float *workspace = (float *)malloc(fc_workspace_floats(program, TOKENS, 1, num_threads) * sizeof(float));
-    ptrdiff_t element = fc_dtype_bytes(kv_dtype);
+    ptrdiff_t element = fc_kv_bytes(kv_dtype);
     fc_kv_cache kv = {.dtype = kv_dtype, .v_offset = element * FC_BLOCK_TOKENS * HEAD_DIM};
     kv.head_bytes = 2 * kv.v_offset;
     kv.layer_bytes = KV_HEADS * kv.head_bytes;

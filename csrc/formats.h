@@ -1,0 +1,61 @@
+/* The formats of weights: one row each, which everything else asks. */
+#ifndef FC_FORMATS_H
+#define FC_FORMATS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* What a linear map multiplies its weights with. */
+typedef enum {
+    FC_SOURCE_F32, /* rows of f32 as they are */
+} fc_source;
+
+/* X(A, CODE, name, stored_as, element_bytes, load, pack_panel, block_k, block_bytes, source), A is passed on.
+ *   stored_as, element_bytes, load     an element of a tensor: its name in NumPy, its size, how many of them become f32; NULL, 0 and
+ *                                      NULL where weights are only packed into this format
+ *   pack_panel             packs 16 rows of such elements at once, or NULL
+ *   block_k, block_bytes   inputs that lie together (the last block is filled up with zeros), and the bytes of them, of 16 rows
+ *   source                 what its kernel gemm_<name> (linear_tpl.h) multiplies with
+ * and pack_<name>, unpack_<name> (formats.c): f32 to one lane of blocks, and back. */
+#define FC_FORMATS(X, A)                                                          \
+    X(A, F32, f32, "float32", 4, load_f32, transpose_panel, 1, 64, FC_SOURCE_F32) \
+    X(A, BF16, bf16, "uint16", 2, load_bf16, zip_by_eights, 1, 32, FC_SOURCE_F32) \
+    X(A, F16, f16, "float16", 2, load_f16, zip_neighbours, 1, 32, FC_SOURCE_F32)
+
+#define FC_FORMAT_CODE(A, CODE, ...) FC_##CODE,
+typedef enum { FC_FORMATS(FC_FORMAT_CODE, ) FC_NUM_DTYPES } fc_dtype;
+#undef FC_FORMAT_CODE
+
+enum { FC_CHUNK_K = 256 /* values that pack and unpack take at most at a time: whole blocks of every format */ };
+
+typedef struct {
+    const char *name, *stored_as;
+    int element_bytes;
+    void (*load)(const void *elements, float *values, int n);
+    void (*pack_panel)(void *blocks, const void *elements, int k);
+    int block_k, block_bytes;
+    fc_source source;
+    /* n <= FC_CHUNK_K values of one lane, to or from the start of a block */
+    void (*pack)(void *blocks, int lane, const float *values, int n);
+    void (*unpack)(const void *blocks, int lane, float *values, int n);
+} fc_format;
+
+/* The row of a format; dtype is below FC_NUM_DTYPES. */
+const fc_format *fc_format_of(int dtype);
+
+/* Bytes of one panel of 16 rows with k inputs. */
+ptrdiff_t fc_panel_bytes(int dtype, int k);
+
+/* Bytes of the panels of an [out_features, in_features] map. */
+size_t fc_packed_bytes(int out_features, int in_features, fc_dtype dtype);
+
+/* Put `num_rows` rows of `src` ([num_rows, in_features], row-major, elements of src_dtype) into `panels` from row `first_row` on;
+ * a source row i goes to row first_row + i, or, with group_stride > 16, to first_row + i / 16 * group_stride + i % 16 (gate and up
+ * projections interleaved panel by panel). Rounds to nearest even where the target is narrower. `panels` starts zeroed. */
+void fc_pack_rows(void *panels, fc_dtype dtype, int in_features, const void *src, fc_dtype src_dtype, int num_rows,
+                  int first_row, int group_stride, int num_threads);
+
+/* The inverse for one row, as f32. */
+void fc_unpack_row(const void *panels, fc_dtype dtype, int in_features, int row, float *out);
+
+#endif
