@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt-tokens", type=int, default=512, metavar="N", help="(default: 512)")
     parser.add_argument("--new-tokens", type=int, default=64, metavar="N", help="(default: 64)")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs; the best counts (default: 3)")
-    parser.add_argument("--dtype", default="auto", help="a format of weights as `fastcore info` lists them (default: auto, as stored)")
+    parser.add_argument("--dtype", default="auto", help="one that `fastcore info` lists (default: auto, as stored)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads to run (default: see `fastcore info`)")
     parser.add_argument("--peers", action="store_true", help="run llama.cpp and torch beside, where installed")
     parser.add_argument("--plot", metavar="FILE", help="draw a roofline of more prompts and batches (.png, .svg, .pdf)")

@@ -14,7 +14,7 @@ __all__ = ["add_model_options", "add_sampling_options", "load_llm", "sampling_pa
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """--dtype, --threads and --max-seq-len, as `load_llm` reads them; the model's own argument is the command's."""
     group = parser.add_argument_group("model")
-    group.add_argument("--dtype", default="auto", help="a format of weights as `fastcore info` lists them (default: auto, as stored)")
+    group.add_argument("--dtype", default="auto", help="one that `fastcore info` lists (default: auto, as stored)")
     group.add_argument("--threads", type=int, metavar="N", help="threads to run (default: see `fastcore info`)")
     group.add_argument(
         "--max-seq-len", type=int, metavar="N", help="longest prompt and output together (default: the model's own)"
