@@ -48,18 +48,14 @@ static inline void FC_NAME(multiply_parts)(int dtype, const float *x, ptrdiff_t 
                                            int i, int panels, int part_k, int num_k, float *acc, ptrdiff_t ld_acc, int go_on,
                                            int touch)
 {
-    ptrdiff_t k_bytes = FC_LANES * fc_kv_bytes(dtype), quarter = chain->part_bytes / FC_STREAMS;
-    const uint8_t *const *parts = chain->parts + i, *ahead[FC_STREAMS];
+    ptrdiff_t quarter = chain->part_bytes / FC_STREAMS;
+    const uint8_t *ahead[FC_STREAMS];
     for (int j = 0; j < FC_STREAMS; j++) {
         ahead[j] = chain->parts[(i / FC_STREAMS + 1) * FC_STREAMS + j] + i % FC_STREAMS * quarter;
     }
-    if (dtype == FC_F32) {
-        gemm_panels_f32(x, ld_x, rows, parts, part_k * k_bytes, k_bytes, panels, part_k, num_k, acc, ld_acc, go_on,
-                        touch ? FC_STREAMS : 0, ahead);
-    } else {
-        gemm_panels_f16(x, ld_x, rows, parts, part_k * k_bytes, k_bytes, panels, part_k, num_k, acc, ld_acc, go_on,
-                        touch ? FC_STREAMS : 0, ahead);
-    }
+    FC_NAME(weights) weights = {chain->parts + i, part_k, num_k, fc_panel_bytes(dtype, part_k), ahead};
+    (dtype == FC_F32 ? gemm_panels_f32 : gemm_panels_f16)(touch ? FC_STREAMS : 0, x, ld_x, rows, &weights, panels, acc, ld_acc,
+                                                          go_on);
 }
 
 /* s = scores of the rows q against the first n positions of a segment. */

@@ -26,6 +26,11 @@ typedef enum {
 typedef enum { FC_FORMATS(FC_FORMAT_CODE, ) FC_NUM_DTYPES } fc_dtype;
 #undef FC_FORMAT_CODE
 
+#define FC_BLOCK_BYTES_CASE(dtype, CODE, name, stored_as, element_bytes, load, pack_panel, block_k, block_bytes, source) \
+    dtype == FC_##CODE ? block_bytes:
+/* block_bytes of a format, a constant where dtype is one. */
+static inline int fc_block_bytes(int dtype) { return FC_FORMATS(FC_BLOCK_BYTES_CASE, dtype) 0; }
+
 enum { FC_CHUNK_K = 256 /* values that pack and unpack take at most at a time: whole blocks of every format */ };
 
 typedef struct {

@@ -9,6 +9,7 @@
 /* Panels that a tile of two and three, and of four to six rows takes at once: what the registers hold. */
 #define FC_PANELS_2 2
 #define FC_PANELS_4 1
+#define FC_TOUCHES 1
 
 typedef struct {
     __m256 lo, hi;

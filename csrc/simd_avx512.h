@@ -9,6 +9,7 @@
 /* An accumulator is one chain of one register here: more panels at once keep both multipliers busy. */
 #define FC_PANELS_2 4
 #define FC_PANELS_4 4
+#define FC_TOUCHES 1
 
 typedef __m512 p16;
 

@@ -8,6 +8,7 @@
 #define FC_ISA neon
 #define FC_PANELS_2 2
 #define FC_PANELS_4 1
+#define FC_TOUCHES 1
 
 typedef struct {
     float32x4_t a, b, c, d;

@@ -50,50 +50,50 @@ static void FC_NAME(time_steps)(const float *x, const float *bias, const float *
 }
 
 /* P tiles of 16 head dims, all tokens. A lane's y is one chain over d_state. */
-#define FC_SCAN_DECLARE(p) float *s##p = state + (p) * tile_floats;
-#define FC_SCAN_INPUT(p)                                                 \
-    p16 x##p = FC_NAME(load_up_to)(x + (p) * 16, task->dims - (p) * 16); \
-    p16 u##p = p16_mul(dt, x##p), y##p = p16_zero();
-#define FC_SCAN_UPDATE(p)                                                 \
-    p16 h##p = p16_fma(decay, p16_load(s##p + n * 16), p16_mul(u##p, b)); \
-    y##p = p16_fma(h##p, c, y##p);                                        \
-    p16_store(s##p + n * 16, h##p);
-#define FC_SCAN_OUTPUT(p)                                                                        \
-    y##p = p16_fma(x##p, skip, y##p);                                                            \
-    if (task->gate) {                                                                            \
-        const float *gate = task->gate + t * task->ld_gate + (p) * 16;                           \
-        y##p = p16_mul(y##p, FC_NAME(silu16)(FC_NAME(load_up_to)(gate, task->dims - (p) * 16))); \
-    }                                                                                            \
-    FC_NAME(store_up_to)(task->y + t * task->ld_y + (p) * 16, y##p, task->dims - (p) * 16);
-#define FC_DEFINE_SCAN(P)                                                                               \
-    static inline void FC_NAME(scan_##P)(const fc_scan_task *task)                                      \
-    {                                                                                                   \
-        const ptrdiff_t d_state = task->d_state, tile_floats = d_state * 16;                            \
-        float *restrict state = task->state;                                                            \
-        const p16 skip = p16_set1(task->skip);                                                          \
-        FC_PANELS_UP_TO_##P(FC_SCAN_DECLARE) for (ptrdiff_t t = 0; t < task->tokens; t++)               \
-        {                                                                                               \
-            const float *x = task->x + t * task->ld_x;                                                  \
-            const float *restrict B = task->B + t * task->ld_x, *restrict C = task->C + t * task->ld_x; \
-            const p16 dt = p16_set1(task->step[t * task->ld_step]);                                     \
-            const p16 decay = p16_set1(task->decay[t * task->ld_step]);                                 \
-            FC_PANELS_UP_TO_##P(FC_SCAN_INPUT) for (ptrdiff_t n = 0; n < d_state; n++)                  \
-            {                                                                                           \
-                const p16 b = p16_set1(B[n]), c = p16_set1(C[n]);                                       \
-                FC_PANELS_UP_TO_##P(FC_SCAN_UPDATE)                                                     \
-            }                                                                                           \
-            FC_PANELS_UP_TO_##P(FC_SCAN_OUTPUT)                                                         \
-        }                                                                                               \
+FC_INLINE void FC_NAME(scan_tiles)(const int P, const fc_scan_task *task)
+{
+    const ptrdiff_t d_state = task->d_state, tile_floats = d_state * 16;
+    float *restrict state = task->state;
+    const p16 skip = p16_set1(task->skip);
+    for (ptrdiff_t t = 0; t < task->tokens; t++) {
+        const float *x = task->x + t * task->ld_x;
+        const float *restrict B = task->B + t * task->ld_x, *restrict C = task->C + t * task->ld_x;
+        const p16 dt = p16_set1(task->step[t * task->ld_step]), decay = p16_set1(task->decay[t * task->ld_step]);
+        p16 in[2], weighted[2], y[2];
+        FC_UNROLL
+        for (int p = 0; p < P; p++) {
+            in[p] = FC_NAME(load_up_to)(x + p * 16, task->dims - p * 16);
+            weighted[p] = p16_mul(dt, in[p]);
+            y[p] = p16_zero();
+        }
+        for (ptrdiff_t n = 0; n < d_state; n++) {
+            const p16 b = p16_set1(B[n]), c = p16_set1(C[n]);
+            FC_UNROLL
+            for (int p = 0; p < P; p++) {
+                float *at = state + p * tile_floats + n * 16;
+                p16 h = p16_fma(decay, p16_load(at), p16_mul(weighted[p], b));
+                y[p] = p16_fma(h, c, y[p]);
+                p16_store(at, h);
+            }
+        }
+        FC_UNROLL
+        for (int p = 0; p < P; p++) {
+            y[p] = p16_fma(in[p], skip, y[p]);
+            if (task->gate) {
+                const float *gate = task->gate + t * task->ld_gate + p * 16;
+                y[p] = p16_mul(y[p], FC_NAME(silu16)(FC_NAME(load_up_to)(gate, task->dims - p * 16)));
+            }
+            FC_NAME(store_up_to)(task->y + t * task->ld_y + p * 16, y[p], task->dims - p * 16);
+        }
     }
-FC_DEFINE_SCAN(1)
-FC_DEFINE_SCAN(2)
+}
 
 static void FC_NAME(scan)(const fc_scan_task *task)
 {
     if (task->dims > 16) {
-        FC_NAME(scan_2)(task);
+        FC_NAME(scan_tiles)(2, task);
     } else {
-        FC_NAME(scan_1)(task);
+        FC_NAME(scan_tiles)(1, task);
     }
 }
 
