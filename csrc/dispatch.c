@@ -1,10 +1,9 @@
-/* Which instruction set runs: an ordered table, best last; a set is usable when the machine has it and a self-check on it reproduces
- * the scalar bits. */
-#include <math.h>
-#include <string.h>
-
+/* Which instruction set runs: an ordered table, best last; a set is usable when the machine has it and all its kernels reproduce the
+ * scalar bits. A table may leave kernels out; they are those of the set before it, so a set that has more than another for some
+ * kernels only is a row with these. */
 #include "cpu.h"
 #include "kernels.h"
+#include "selfcheck.h"
 
 static int always(void) { return 1; }
 
@@ -22,62 +21,31 @@ static const struct {
 #endif
 };
 
-const fc_kernels *_Atomic fc_active = &fc_kernels_scalar;
+enum { NUM_ISAS = sizeof isas / sizeof isas[0] };
 
-int fc_num_isas(void) { return (int)(sizeof isas / sizeof isas[0]); }
+/* The tables with what a set leaves out taken from the set below it. */
+static fc_kernels complete[NUM_ISAS];
+const fc_kernels *_Atomic fc_active = &complete[0];
+
+static __attribute__((constructor)) void complete_tables(void)
+{
+    for (int i = 0; i < NUM_ISAS; i++) {
+        complete[i] = *isas[i].kernels;
+#define FC_TAKE_FROM_BELOW(type, name, args)     \
+    if (!complete[i].name) {                     \
+        complete[i].name = complete[i - 1].name; \
+    }
+        FC_KERNEL_LIST(FC_TAKE_FROM_BELOW)
+#define FC_GEMM_BY_FORMAT(A, CODE, name, ...) complete[i].gemm[FC_##CODE] = complete[i].gemm_##name;
+        FC_FORMATS(FC_GEMM_BY_FORMAT, )
+    }
+}
+
+int fc_num_isas(void) { return NUM_ISAS; }
 const char *fc_isa_name(int i) { return isas[i].name; }
-void fc_isa_use(int i) { fc_active = isas[i].kernels; }
-
-int fc_isa_active(void)
-{
-    int i = 0;
-    while (isas[i].kernels != fc_active) {
-        i++;
-    }
-    return i;
-}
-
-enum { CHECK_K = 37, CHECK_ROWS = 11, CHECK_PANELS = 7 };
-
-/* A small fixed computation over every kind of primitive. */
-static void self_check(const fc_kernels *kernels, float *result)
-{
-    float x[CHECK_ROWS * CHECK_K], panels[CHECK_PANELS * CHECK_K * 16], y[CHECK_PANELS * 16];
-    uint32_t state = 1;
-    for (int i = 0; i < CHECK_ROWS * CHECK_K; i++) {
-        state = state * 1664525u + 1013904223u;
-        x[i] = (float)(int32_t)state * 0x1p-29f;
-    }
-    for (int i = 0; i < CHECK_PANELS * CHECK_K * 16; i++) {
-        state = state * 1664525u + 1013904223u;
-        uint32_t bits = 0x3c003c00u ^ (state & 0x83ff83ffu); /* moderate numbers read as f32, as bf16 and as f16 */
-        memcpy(&panels[i], &bits, sizeof bits);
-    }
-    kernels->gemm_f32(x, CHECK_K, CHECK_ROWS, panels, CHECK_PANELS, CHECK_K, result, CHECK_PANELS * 16);
-    result += CHECK_ROWS * CHECK_PANELS * 16;
-    kernels->gemm_bf16(x, CHECK_K, CHECK_ROWS, panels, CHECK_PANELS, CHECK_K, result, CHECK_PANELS * 16);
-    result += CHECK_ROWS * CHECK_PANELS * 16;
-    kernels->gemm_f16(x, CHECK_K, CHECK_ROWS, panels, CHECK_PANELS, CHECK_K, result, CHECK_PANELS * 16);
-    kernels->silu(result, y, CHECK_PANELS * 16);
-    result += CHECK_ROWS * CHECK_PANELS * 16;
-    kernels->rms_norm(y, panels, CHECK_PANELS * 16, 1e-6f, 1.0f, result);
-    result += CHECK_PANELS * 16;
-    kernels->rope(x, y, y + 33, 66, result);
-    kernels->write_kv(x, 16, FC_F16, 1, (uint8_t *)(result + 66), 0, 0); /* sixteen halves */
-}
-
-enum { CHECK_FLOATS = 3 * CHECK_ROWS * CHECK_PANELS * 16 + CHECK_PANELS * 16 + 66 + 8 };
-
-int fc_isa_usable(int i)
-{
-    if (!isas[i].supported()) {
-        return 0;
-    }
-    float expected[CHECK_FLOATS], found[CHECK_FLOATS];
-    self_check(&fc_kernels_scalar, expected);
-    self_check(isas[i].kernels, found);
-    return memcmp(expected, found, sizeof expected) == 0;
-}
+int fc_isa_usable(int i) { return isas[i].supported() && fc_reproduces(&complete[0], &complete[i]); }
+int fc_isa_active(void) { return (int)(fc_active - complete); }
+void fc_isa_use(int i) { fc_active = &complete[i]; }
 
 void fc_exp(const float *x, float *out, ptrdiff_t n) { fc_active->exp(x, out, n); }
 void fc_silu(const float *x, float *out, ptrdiff_t n) { fc_active->silu(x, out, n); }

@@ -20,5 +20,4 @@
 #define FC_TABLE__(isa) fc_kernels_##isa
 #define FC_TABLE_(isa) FC_TABLE__(isa)
 #define FC_ENTRY(type, name, args) .name = FC_NAME(name),
-#define FC_GEMM_ROW(A, CODE, name, ...) [FC_##CODE] = FC_NAME(gemm_##name),
-const fc_kernels FC_TABLE_(FC_ISA) = {.gemm = {FC_FORMATS(FC_GEMM_ROW, )}, FC_KERNEL_LIST(FC_ENTRY)};
+const fc_kernels FC_TABLE_(FC_ISA) = {FC_KERNEL_LIST(FC_ENTRY)};

@@ -42,7 +42,7 @@ typedef struct {
     float *state, *y;
 } fc_scan_task;
 
-/* Each kernel has a check_<name> in tests/c/check_kernels.c, by which instruction sets and compilers are compared. */
+/* Each kernel has a fc_check_<name> in selfcheck.c, by which instruction sets and compilers are compared. */
 #define FC_GEMM_OF(K, CODE, name, ...) K(void, gemm_##name, FC_GEMM_ARGS)
 #define FC_KERNEL_LIST(K)                                                                                                       \
     FC_FORMATS(FC_GEMM_OF, K)                                                                                                   \
@@ -83,7 +83,7 @@ typedef struct {
     K(double, sum_exp, (const float *x, ptrdiff_t n, float shift, float scale))
 
 typedef struct {
-    fc_gemm *gemm[FC_NUM_DTYPES]; /* the gemm_<format> by format */
+    fc_gemm *gemm[FC_NUM_DTYPES]; /* the gemm_<format> by format, where the table is complete (dispatch.c) */
 #define FC_MEMBER(type, name, args) type(*name) args;
     FC_KERNEL_LIST(FC_MEMBER)
 #undef FC_MEMBER
