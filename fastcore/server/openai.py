@@ -87,7 +87,9 @@ class OpenAIService:
         max_tokens (or max_completion_tokens) is 1024 and temperature 1 where they are not given. tools and
         chat_template_kwargs go to the template; what the model answers comes as it is, also where it calls a tool.
         """
-        messages = _messages(body.take("messages"))
+        messages = body.take("messages")
+        if messages is None:
+            raise RequestError(400, "messages is missing; expected a list of one or more messages")
         limits = body.integer("max_completion_tokens"), body.integer("max_tokens")
         top_logprobs = body.integer("top_logprobs")
         wants_logprobs = body.boolean("logprobs")
@@ -100,8 +102,6 @@ class OpenAIService:
             prompt_logprobs=None,
         )
         tools, template_kwargs = body.take("tools"), body.take("chat_template_kwargs")
-        if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-            raise RequestError(400, "tools must be a list of objects")
         if template_kwargs is not None and not isinstance(template_kwargs, dict):
             raise RequestError(400, "chat_template_kwargs must be an object")
         _only(body, "response_format", {"type": "text"})
@@ -113,7 +113,7 @@ class OpenAIService:
 
         def prepare() -> Job:
             encode = self.engine.llm.tokenizer.encode_chat
-            return self.engine.prepare([encode(messages, tools=tools or None, template_kwargs=template_kwargs)], params)
+            return self.engine.prepare([encode(messages, tools=tools, template_kwargs=template_kwargs)], params)
 
         job = await anyio.to_thread.run_sync(prepare)
         form = _Form("chatcmpl", "chat.completion", "chat.completion.chunk", model, _message_choice, _message_delta)
@@ -137,33 +137,6 @@ def _prompts(value: Any) -> list[Any]:
         if not isinstance(item, str) and not (isinstance(item, list) and all(type(token) is int for token in item)):
             raise RequestError(400, "prompt holds something that is neither a text nor a list of token ids")
     return value
-
-
-def _messages(value: Any) -> list[dict[str, Any]]:
-    """The messages for the template; content in parts of text is joined."""
-    if not isinstance(value, list) or not value:
-        what = "missing" if value is None else "empty" if value == [] else "not a list"
-        raise RequestError(400, f"messages is {what}; expected a list of one or more messages")
-    messages = []
-    for i, message in enumerate(value):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise RequestError(400, f"messages[{i}] must be an object with a role")
-        content = message.get("content")
-        if isinstance(content, list):
-            content = "".join(_text_part(part, i) for part in content)
-        elif content is not None and not isinstance(content, str):
-            raise RequestError(400, f"messages[{i}].content must be a text, or a list of parts of type text")
-        elif content is None and "tool_calls" not in message:
-            raise RequestError(400, f"messages[{i}] has no content")
-        messages.append({**message, "content": content or ""})
-    return messages
-
-
-def _text_part(part: Any, index: int) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-        raise RequestError(400, f"messages[{index}].content has a part that is not of type text; this model reads text")
-    text: str = part["text"]
-    return text
 
 
 def _sampling_params(
