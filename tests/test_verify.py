@@ -1,22 +1,27 @@
 """The card of checks: what is right passes, and each thing that is wrong fails its own check."""
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 import pytest
 from oracle import falcon_h1, llama, qwen2, qwen3
 from oracle.greedy import continue_greedily
-from tiny import tiny_checkpoint, write_json
+from tiny import CHATML, tiny_checkpoint, write_json
 
 from fastcore import ModelNotFoundError, _kernels
 from fastcore.cli import main
 from fastcore.engine.state import run_step
-from fastcore.verify import card
+from fastcore.text.tokenizer import Tokenizer
+from fastcore.verify import card, language_model
+from fastcore.verify.references import TransformersModel, TransformersTemplate
+from fastcore.verify.texts import STRINGS
 
 ORACLES = {"qwen2": qwen2, "llama": llama, "qwen3": qwen3, "falcon_h1": falcon_h1}
 LAWS = {"law: threads", "law: chunks", "law: batch", "law: instruction sets"}
@@ -66,8 +71,37 @@ class Reference:
         return tokens
 
 
+class Template:
+    """Stands for transformers' rendering: jinja2 alone, with what the templates of these tests need."""
+
+    version = "jinja2"
+
+    def __init__(self, source: str) -> None:
+        environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+        environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+        environment.globals["raise_exception"] = self._refuse
+        plain = re.sub(r"{% (end)?generation %}", "", source)
+        self._template = environment.from_string(plain)
+
+    @staticmethod
+    def _refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def render(self, messages: Any, add_generation_prompt: bool) -> str | None:
+        try:
+            return self._template.render(
+                messages=messages, add_generation_prompt=add_generation_prompt, bos_token="<|endoftext|>"
+            )
+        except jinja2.TemplateError:
+            return None
+
+
+def use_template(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.setattr(TransformersTemplate, "open", lambda path: Template(source))
+
+
 def use_reference(monkeypatch: pytest.MonkeyPatch, reference: Reference) -> None:
-    monkeypatch.setattr(card._Transformers, "open", lambda path: reference)
+    monkeypatch.setattr(TransformersModel, "open", lambda path: reference)
 
 
 # ---------------------------------------------------------------- what is right
@@ -100,6 +134,7 @@ def test_a_classifier_passes(data_folder: Path, tiny_folder) -> None:
 def test_a_model_passes_against_a_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str) -> None:
     folder = tiny_checkpoint(tmp_path / "model", model_type, max_position_embeddings=64)
     use_reference(monkeypatch, Reference(folder, model_type))
+    use_template(monkeypatch, CHATML)
     reported: list[card.Check] = []
     checks = card.verify(folder, report=reported.append)
     assert reported == checks
@@ -115,18 +150,35 @@ def test_without_transformers_its_checks_are_not_made(folder: Path, no_transform
     found = results(card.verify(folder))
     assert found.pop("logits") is None
     assert found.pop("greedy tokens") is None
+    assert found.pop("chat template") is None
     assert all(found.values())
 
 
-def test_a_template_that_refuses_some_conversations_passes(folder: Path, no_transformers: None) -> None:
-    (folder / "chat_template.jinja").write_text(
-        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
-        "{% else %}{{ bos_token }}{{ m | tojson }}{% endif %}{% endfor %}"
-    )
+REFUSING = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
+    "{% else %}{{ bos_token }}{{ m | tojson }}{% endif %}{% endfor %}"
+)
+
+
+def check_refusing_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text(REFUSING)
     check = next(check for check in card.verify(folder) if check.name == "chat template")
     assert check.passed
     assert check.figures == {"renderings": 12, "different": 0, "refused_by_the_template": 6}
+
+
+def test_a_template_that_refuses_some_conversations_passes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, no_transformers: None
+) -> None:
+    use_template(monkeypatch, REFUSING)
+    check_refusing_template(folder)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch and transformers, as they load
+def test_a_template_against_transformers(folder: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers comes with the extra `peers`")
+    check_refusing_template(folder)
 
 
 # ---------------------------------------------------------------- what is wrong
@@ -183,7 +235,7 @@ def test_a_reference_that_differs_fails(
 
 def test_a_token_that_differs_in_a_tie_passes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_reference(monkeypatch, Reference(folder, "llama", wrong_token=3))
-    monkeypatch.setattr(card, "TIE", 1e9)
+    monkeypatch.setattr(language_model, "TIE", 1e9)
     check = next(check for check in card.verify(folder) if check.name == "greedy tokens")
     assert check.passed
     assert check.figures["equal"] == 3
@@ -205,17 +257,18 @@ def test_a_golden_that_cannot_be_read_is_an_error(data_folder: Path, golden: Pat
 def test_other_token_ids_and_another_template_fail(
     folder: Path, monkeypatch: pytest.MonkeyPatch, no_transformers: None
 ) -> None:
-    encode = card.Tokenizer.encode
+    encode = Tokenizer.encode
 
     def drops(self: Any, text: str, add_special_tokens: bool = True) -> list[int]:
         ids = encode(self, text, add_special_tokens)
         return ids[:-1] if text.startswith("don't") else ids
 
-    monkeypatch.setattr(card.Tokenizer, "encode", drops)
-    monkeypatch.setattr(card.Tokenizer, "apply_chat_template", lambda self, messages, add_generation_prompt: "hello")
+    monkeypatch.setattr(Tokenizer, "encode", drops)
+    use_template(monkeypatch, CHATML)
+    monkeypatch.setattr(Tokenizer, "apply_chat_template", lambda self, messages, add_generation_prompt: "hello")
     checks = card.verify(folder)
     assert failed(checks) == {"token ids", "chat template"}
-    assert checks[2].figures["different"] == [card.STRINGS[5]] * 2
+    assert checks[2].figures["different"] == [STRINGS[5]] * 2
 
 
 def test_each_law_fails_when_it_is_broken(folder: Path, monkeypatch: pytest.MonkeyPatch, no_transformers: None) -> None:
@@ -230,7 +283,7 @@ def test_each_law_fails_when_it_is_broken(folder: Path, monkeypatch: pytest.Monk
             logits += key(pieces, num_threads) != first[0]
 
         with monkeypatch.context() as patch:
-            patch.setattr(card, "run_step", step)
+            patch.setattr(language_model, "run_step", step)
             return failed(card.verify(folder, num_threads=1))
 
     assert broken_by(lambda pieces, num_threads: 0) == set()

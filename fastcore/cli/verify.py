@@ -1,7 +1,7 @@
 """Check that the engine is right about MODEL on this machine: files, token ids, logits, and results that must be equal.
 
-Logits and greedy tokens are compared with transformers where it is installed, or with a golden folder (case.json and
-logits.npy). The exit status is 0 when no check failed, else 1.
+Logits, greedy tokens and the chat template are compared with transformers where it is installed; with --golden, the
+numbers with a golden folder (case.json and logits.npy). The exit status is 0 when no check failed, else 1.
 
 With --scoring-url, MODEL is a classifier of personal data: one text is sent to a server that answers /v1/scoring, and
 its numbers are compared with MODEL's on the token ids that come back.
