@@ -5,6 +5,8 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include "fastcore.h"
+
 #if defined(__x86_64__) || defined(__i386__)
 #define FC_PAUSE() __builtin_ia32_pause()
 #elif defined(__aarch64__)
@@ -13,8 +15,15 @@
 #define FC_PAUSE() ((void)0)
 #endif
 
+/* Threads of the pool that OpenMP keeps for the calling thread: its last team. */
+static _Thread_local int pool_threads = 1;
+
 /* A child of fork has only the thread that forked, so the pool of that thread is taken down first and rebuilt by whoever needs it. */
-static void release_pool(void) { omp_pause_resource_all(omp_pause_soft); }
+static void release_pool(void)
+{
+    omp_pause_resource_all(omp_pause_soft);
+    pool_threads = 1;
+}
 
 static void register_release(void) { pthread_atfork(release_pool, NULL, NULL); }
 
@@ -24,13 +33,43 @@ static void watch_fork(void)
     pthread_once(&once, register_release);
 }
 
+static void *wait_for(void *mutex)
+{
+    pthread_mutex_lock((pthread_mutex_t *)mutex);
+    pthread_mutex_unlock((pthread_mutex_t *)mutex);
+    return NULL;
+}
+
+/* How many threads, up to `wanted`, the system lets this process start now. OpenMP ends the process where one fails to start, so they
+ * are tried before it; what they release, stacks too, is there for OpenMP's own. */
+static int startable(int wanted)
+{
+    pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    pthread_t threads[FC_MAX_THREADS];
+    int count = 0;
+    pthread_mutex_lock(&mutex);
+    while (count < wanted && pthread_create(&threads[count], NULL, wait_for, &mutex) == 0) {
+        count++;
+    }
+    pthread_mutex_unlock(&mutex);
+    for (int i = 0; i < count; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    return count;
+}
+
 void fc_parallel(int num_threads, void (*body)(void *, int, int), void *data)
 {
+    if (num_threads > 1) {
+        watch_fork();
+        num_threads = num_threads < FC_MAX_THREADS ? num_threads : FC_MAX_THREADS;
+        num_threads = num_threads > pool_threads ? pool_threads + startable(num_threads - pool_threads) : num_threads;
+    }
     if (num_threads <= 1) {
         body(data, 0, 1);
         return;
     }
-    watch_fork();
+    pool_threads = num_threads;
 #pragma omp parallel num_threads(num_threads)
     {
         body(data, omp_get_thread_num(), omp_get_num_threads());

@@ -4,7 +4,8 @@
 
 #include <stdatomic.h>
 
-/* body(data, thread, num_threads) on every thread of a team of at most num_threads; returns when all have. */
+/* body(data, thread, num_threads) on every thread of a team; returns when all have. The team has num_threads threads, or as many as
+ * the system starts: at least the calling one. */
 void fc_parallel(int num_threads, void (*body)(void *, int, int), void *data);
 
 typedef struct {

@@ -2,10 +2,13 @@
 
 import os
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = ["ThreadLimits", "default_num_threads", "resolve_num_threads", "thread_limits"]
+
+TOO_MANY_A_CPU = 4
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,20 @@ class ThreadLimits:
 
 
 def resolve_num_threads(num_threads: int | None) -> int:
-    """num_threads as given (at least 1), or the default."""
+    """num_threads as given (at least 1), or the default. Warns of many more than there are CPUs."""
     if num_threads is None:
         return default_num_threads()
     if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
         raise ValueError(
             f"num_threads is {num_threads!r}; expected a whole number from 1, or None for the machine's default"
+        )
+    limits = thread_limits()
+    if num_threads > TOO_MANY_A_CPU * limits.cpus:
+        warnings.warn(
+            f"num_threads is {num_threads}, and this process may use {limits.cpus} CPUs: threads that wait "
+            f"for each other make it slower; the default here is {limits.num_threads}",
+            RuntimeWarning,
+            stacklevel=3,
         )
     return num_threads
 

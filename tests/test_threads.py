@@ -179,3 +179,60 @@ def test_worker_processes_take_one_thread_each_and_agree(
 def python(*arguments: str) -> "subprocess.CompletedProcess[str]":
     environment = os.environ | {"PYTHONPATH": str(Path(fastcore.__file__).parent.parent)}
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=300)
+
+
+@pytest.mark.fault("C6")
+def test_many_more_threads_than_cpus_are_warned_of() -> None:
+    assert resolve_num_threads(4 * CPUS) == 4 * CPUS
+    with pytest.warns(RuntimeWarning, match="num_threads is 1000, and this process may use 16 CPUs"):
+        assert resolve_num_threads(1000) == 1000
+
+
+LIMITED = """
+import resource
+import sys
+from pathlib import Path
+
+import numpy as np
+from steps import normal, packed, run_rows
+
+from fastcore.model.recorder import Recorder
+
+kind, room = sys.argv[1], int(sys.argv[2])
+weight, x = normal(300, 97), normal(9, 97, seed=1)
+recorder = Recorder()
+src, dst = recorder.buffer(97), recorder.buffer(300)
+recorder.linear(src, dst, packed(weight))
+expected = run_rows(recorder, {src: x}, num_threads=1)[dst].copy()
+if kind == "memory":
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + room,) * 2)
+else:
+    __import__("os").setuid(65534)
+    resource.setrlimit(resource.RLIMIT_NPROC, (room, room))
+for num_threads in (8, 3, 8):
+    assert np.array_equal(run_rows(recorder, {src: x}, num_threads=num_threads)[dst], expected)
+print("the same with", len(list(Path("/proc/self/task").iterdir())) - 1, "more threads")
+"""
+
+
+@pytest.mark.fault("C6")
+@pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc of Linux")
+@pytest.mark.parametrize(
+    ("kind", "room"),
+    [("threads", 1), ("threads", 3), *(("memory", megabytes << 20) for megabytes in (9, 13, 18, 27, 40, 80))],
+)
+def test_threads_that_cannot_start_are_done_without(kind: str, room: int) -> None:
+    if kind == "threads" and os.geteuid():
+        pytest.skip("the limit counts every process of this user: needs root, to become a user that has none")
+    tests = str(Path(__file__).parent)
+    path = os.pathsep.join([str(Path(fastcore.__file__).parents[1]), tests])
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, kind, str(room)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("the same with")
