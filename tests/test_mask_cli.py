@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -435,3 +437,134 @@ def test_an_error_in_a_process_is_told(mask, folder: Path) -> None:
     code, _, err = mask("--jobs", "2", "--format", "jsonl", "--field", "text", stdin=b'{"text": "BOB"}\n{"text": 7}\n')
     assert code == 1
     assert "line 2: field 'text' holds a number" in err
+
+
+# ---------------------------------------------------------------- nothing is written but what is masked
+
+
+@pytest.mark.fault("B1")
+@pytest.mark.parametrize("file", [False, True])
+def test_csv_as_pandas_writes_it_for_spreadsheets(mask, tmp_path: Path, file: bool) -> None:
+    raw = b'\xef\xbb\xbf"name","city","notes"\r\n"BOB","ROME","ring ANN, or 555"\r\n'
+    headless = raw.replace(b"name", b"ANN")
+    for table, options in ((raw, ["--field", "name"]), (headless, ["--no-header", "--field", "1"])):
+        (tmp_path / "in.csv").write_bytes(table)
+        code, out, _ = mask(*([tmp_path / "in.csv"] if file else ["--format", "csv"]), *options, stdin=table)
+        assert code == 0
+        assert out == table.replace(b"BOB", b"[PRIVATE_PERSON]").replace(b'"ANN"', b'"[PRIVATE_PERSON]"')
+
+
+@pytest.mark.fault("B2")
+@pytest.mark.fault("B4")
+@pytest.mark.parametrize("file", [False, True])
+@pytest.mark.parametrize(
+    ("name", "raw", "options", "message"),
+    [
+        ("a.csv", b"id,notes\n1,x\n1,ANN, ROME 555\n", ["--field", "notes"], "line 3: a row of 3 cells; expected 2"),
+        ("a.csv", b"id,notes\n1,x\n1\n", ["--field", "notes"], "line 3: a row of 1 cells; expected 2"),
+        ("a.csv", b"id,notes\n1,BOB\n", ["--field", "note"], "no column 'note'"),
+        ("a.jsonl", b'{"text": "BOB"}\n{"text": 5}\n', ["--field", "text"], "line 2: field 'text' holds a number"),
+        ("a.jsonl", b'{"text": "BOB"}\n', ["--field", "txet"], "no record has the field 'txet'; nothing is written"),
+        ("a.jsonl", b'{"text": "BOB"}\n{"text": ', ["--field", "text"], "line 2 is not JSON"),
+        ("a.txt", b"\xff\xfeB\0", [], "is UTF-16 by its byte order mark"),
+        ("a.txt", b"x\nBOB\n", ["--encoding", "latin-1", "--operator", "mask", "--mask-char", "\u2588"],
+         "which is not in iso8859-1"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_leaves_nothing(mask, tmp_path: Path, name, raw, options, message, file: bool) -> None:
+    (tmp_path / name).write_bytes(raw)
+    source = [tmp_path / name] if file else ["--format", {"csv": "csv", "jsonl": "jsonl", "txt": "text"}[name[2:]]]
+    code, out, err = mask(*source, *options, stdin=raw)
+    assert (code, out) == (1, b"")
+    assert message in err
+    assert err.count("\n") == 1
+    if file:
+        assert mask(*source, *options, "--output", tmp_path / "out")[0] == 1
+        assert sorted(path.name for path in tmp_path.iterdir()) == [name]
+
+
+@pytest.mark.fault("B4")
+def test_line_buffered_output_waits_for_the_fields(mask) -> None:
+    options = ["--format", "jsonl", "--line-buffered", "--field", "t", "--field", "u"]
+    lines = b'{"a": "BOB"}\n{"t": "BOB"}\n'
+    assert mask(*options, stdin=lines)[:2] == (1, b"")
+    out = mask(*options, stdin=lines + b'{"u": "x"}\n{"t": 5}\n')
+    assert out[:2] == (1, lines.replace(b'"t": "BOB"', b'"t": "[PRIVATE_PERSON]"') + b'{"u": "x"}\n')
+
+
+@pytest.mark.fault("B4")
+def test_files_without_records_succeed(mask, tmp_path: Path) -> None:
+    for name, raw in (
+        ("a.csv", b"name,notes\n"), ("b.csv", b'\xef\xbb\xbf"name"'), ("a.txt", b""), ("b.txt", b"\xef\xbb\xbf"),
+        ("a.jsonl", b""), ("b.jsonl", b"\xef\xbb\xbf\n\n"),
+    ):  # fmt: skip
+        (tmp_path / name).write_bytes(raw)
+        options = [] if name.endswith("txt") else ["--field", "name"]
+        assert mask(tmp_path / name, *options)[:2] == (0, raw)
+        assert mask(tmp_path / name, *options, "--output", tmp_path / "out", "--overwrite")[0] == 0
+        assert (tmp_path / "out").read_bytes() == raw
+
+
+@pytest.mark.fault("B4")
+@pytest.mark.parametrize("order", ["le", "be"])
+def test_utf16_keeps_mark_and_order_on_pipes(mask, order: str) -> None:
+    text = "\ufeffring BOB\r\n\u2028\n"
+    out = mask("--encoding", "utf-16", stdin=text.encode(f"utf-16-{order}"))
+    assert out[:2] == (0, text.replace("BOB", "[PRIVATE_PERSON]").encode(f"utf-16-{order}"))
+
+
+def test_a_mapping_is_kept_for_the_files_that_are_done(mask, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("BOB")
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe")
+    mapping = tmp_path / "map.json"
+    options = ["--operator", "placeholder", "--mapping", mapping]
+    code, _, err = mask(tmp_path / "a.txt", tmp_path / "b.txt", "--output", tmp_path / "out", *options)
+    assert code == 1
+    assert "b.txt: is UTF-16" in err
+    assert unmask((tmp_path / "out" / "a.txt").read_text(), json.loads(mapping.read_text())) == "BOB"
+    assert not (tmp_path / "out" / "b.txt").exists()
+    for wrong in (tmp_path / "none" / "map.json", tmp_path / "new.txt"):
+        code, _, err = mask(tmp_path / "a.txt", "--output", tmp_path / "new.txt", *options[:2], "--mapping", wrong)
+        assert (code, "expected a new file of its own, in a folder that is there" in err) == (1, True)
+
+
+def test_only_regular_files_are_replaced(mask, tmp_path: Path) -> None:
+    """A device or a pipe under the output's name would be replaced by a file."""
+    (tmp_path / "in.txt").write_text("BOB")
+    os.mkfifo(tmp_path / "pipe")
+    for options in ([], ["--overwrite"]):
+        code, _, err = mask(tmp_path / "in.txt", "--output", tmp_path / "pipe", *options)
+        assert (code, err) == (1, f"fastcore: {tmp_path / 'pipe'} is no regular file; it cannot be replaced by one\n")
+    assert (tmp_path / "pipe").is_fifo()
+    code, _, err = mask(tmp_path / "pipe", "--format", "text")
+    assert (code, err) == (1, f"fastcore: {tmp_path / 'pipe'}: no regular file; give it as stdin\n")
+
+
+@pytest.mark.fault("C9")
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [
+        ("{mask} > /dev/full", 1, "fastcore: stdout: No space left on device\n"),
+        ("{mask} in.txt > /dev/full", 1, "fastcore: stdout: No space left on device\n"),
+        ("{mask} >&-", 1, "fastcore: stdout is closed\n"),
+        ("{mask} <&-", 1, "fastcore: stdin is closed\n"),
+        ("{mask} --quiet 2>&-", 0, ""),
+        ("{mask} 2>&-", 0, ""),
+        ("{mask} in.txt --output nowhere/out.txt", 1, "fastcore: nowhere/out.txt: No such file or directory\n"),
+        ("{mask} in.txt --output in.txt/out.txt", 1, "fastcore: in.txt/out.txt: Not a directory\n"),
+        ("(ulimit -f 1; {mask} long.txt --output out.txt)", 1, "fastcore: out.txt: File too large\n"),
+        ("TMPDIR=/nowhere {mask} --key-file in.txt/x", 1, "fastcore: in.txt/x: Not a directory\n"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(folder: Path, tmp_path: Path, command, code: int, message: str) -> None:
+    (tmp_path / "in.txt").write_text("BOB")
+    (tmp_path / "long.txt").write_text("no one " * 1000)
+    arguments = [sys.executable, "-m", "fastcore", "mask", "--threads", "1", "--model", str(folder)]
+    environment = os.environ | {"PYTHONPATH": str(Path(fastcore.__file__).parent.parent)}
+    done = subprocess.run(
+        ["sh", "-c", command.format(mask=shlex.join(arguments))],
+        input=b"ring BOB", capture_output=True, cwd=tmp_path, env=environment, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.decode()) == (code, message)
+    assert done.stdout == (b"" if code else b"ring [PRIVATE_PERSON]")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "long.txt"]

@@ -8,52 +8,18 @@ import json
 import random
 import re
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from planted import MASKED, PIECES, PLANTED, classify, masked, masked_parquet, rows_of
 
 from fastcore.errors import MaskingError
 from fastcore.pii.csv_cells import csv_records
 from fastcore.pii.json_lines import json_records
 from fastcore.pii.masking import MaskingRules
 from fastcore.pii.record_masking import RecordMasker
-from fastcore.pii.spans import Entity
 from fastcore.pii.text_files import FieldNames, TextFile, document, line_records
-
-PLANTED = "Zoë-Nguyễn"  # labelled wherever it stands, and nothing else is
-MASKED = "[NAME]"
-
-
-def classify(texts: Iterable[str]) -> Iterator[SimpleNamespace]:
-    """Labels what is planted, exactly."""
-    rules_of = MaskingRules()
-    for text in texts:
-        entities = []
-        at = text.find(PLANTED)
-        while at >= 0:
-            entities.append(Entity("name", at, at + len(PLANTED), PLANTED, 1.0))
-            at = text.find(PLANTED, at + len(PLANTED))
-        yield SimpleNamespace(mask=lambda rules, mapping, t=text, e=entities: (rules or rules_of).mask(t, e, mapping))
-
-
-def masked(raw: bytes, records: Callable[..., Iterator], encoding: str = "utf-8", **options: object) -> bytes:
-    """The file masked, or MaskingError."""
-    file = TextFile(io.BytesIO(raw), encoding)
-    masker = RecordMasker(MaskingRules())
-    fields = FieldNames(options.pop("fields", ()))  # type: ignore[arg-type]
-    read = records(file, fields, **options) if fields.names else records(file)
-    parts = [file.encode(part) for part in masker.masked(read, classify, lambda size: None)]
-    fields.check()
-    return b"".join([file.mark, *parts, file.encode("", final=True)])
-
-
-def rows_of(raw: bytes, encoding: str = "utf-8", **dialect: object) -> list[list[str]]:
-    """What Python's csv sees, without blank lines."""
-    text = raw.decode({"utf-8": "utf-8-sig"}.get(encoding, encoding), "surrogateescape")
-    return [row for row in csv.reader(io.StringIO(text, newline=""), **dialect) if row]
-
 
 # ---------------------------------------------------------------- CSV
 
@@ -161,29 +127,6 @@ def test_a_quote_that_is_never_closed_takes_bounded_memory(monkeypatch: pytest.M
     assert len(list(lines)) > 80
 
 
-ALPHABET = [
-    PLANTED,
-    "x",
-    " ",
-    ",",
-    ";",
-    "\t",
-    '"',
-    '""',
-    "\n",
-    "\r",
-    "\r\n",
-    "é",
-    "\u2028",
-    "\x0b",
-    "\ufeff",
-    "'",
-    "\\",
-    "😀",
-    "1",
-]
-
-
 @pytest.mark.fault("B1")
 @pytest.mark.fault("B2")
 @pytest.mark.parametrize("seed", range(8))
@@ -195,8 +138,7 @@ def test_random_tables_as_written_by_the_csv_module(seed: int) -> None:
         width = rng.randint(1, 4)
         header = [f"c{i}" + rng.choice(["", " ", ",", '"', "\n"]) for i in range(width)]
         table = [header] + [
-            ["".join(rng.choices(ALPHABET, k=rng.randint(0, 5))) for _ in range(width)]
-            for _ in range(rng.randint(0, 5))
+            ["".join(rng.choices(PIECES, k=rng.randint(0, 5))) for _ in range(width)] for _ in range(rng.randint(0, 5))
         ]
         wanted = set(rng.sample(range(width), rng.randint(1, width)))
         dialect = {
@@ -230,7 +172,7 @@ def test_random_text_as_csv(seed: int) -> None:
     rng = random.Random(100 + seed)
     num_masked = 0
     for _ in range(1500):
-        body = "".join(rng.choices([*ALPHABET, ",", ",", "\n", "\n", PLANTED], k=rng.randint(0, 14)))
+        body = "".join(rng.choices([*PIECES, ",", ",", "\n", "\n", PLANTED], k=rng.randint(0, 14)))
         raw = ("a,b\n" + body).encode()
         try:
             out = masked(raw, csv_records, fields=["b"])
@@ -333,9 +275,7 @@ def random_json(rng: random.Random, depth: int = 0) -> object:
     kind = rng.randrange(8 if depth < 4 else 5) if depth else 6
     if kind < 3:
         return "".join(
-            rng.choices(
-                [*ALPHABET, PLANTED, PLANTED, "\x00", "\ud83d", "\udce9", "/", "\x7f", "n"], k=rng.randint(0, 5)
-            )
+            rng.choices([*PIECES, PLANTED, PLANTED, "\x00", "\ud83d", "\udce9", "/", "\x7f", "n"], k=rng.randint(0, 5))
         )
     if kind < 5:
         return rng.choice([None, True, False])
@@ -499,14 +439,6 @@ def test_lines_are_found_wherever_chunks_end(monkeypatch: pytest.MonkeyPatch) ->
 
 
 # ---------------------------------------------------------------- Parquet
-
-
-def masked_parquet(source: Path, target: Path, fields: list[str]) -> None:
-    from fastcore.pii.parquet_columns import ParquetColumns
-
-    masker = RecordMasker(MaskingRules())
-    with ParquetColumns(source) as file:
-        file.write(masker.masked(file.records(FieldNames(fields)), classify, lambda size: None), target)
 
 
 def parquet_files() -> dict[str, tuple[object, dict[str, object]]]:

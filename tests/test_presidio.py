@@ -1,11 +1,12 @@
 """The recognizer for Presidio, where Presidio is installed; without it, the extra is named."""
 
 import sys
+from pathlib import Path
 
 import pytest
 from labelled import labelled_checkpoint
 
-from fastcore import MissingPackageError, TokenClassifier
+from fastcore import ContextLengthError, MissingPackageError, TokenClassifier
 
 TEXT = "\U0001f4f7 ring BOB at 555"
 
@@ -41,6 +42,18 @@ def test_entities_under_presidios_names(classifier: TokenClassifier) -> None:
     assert [result.entity_type for result in renamed.analyze(TEXT, None)] == ["NAME", "PHONE_NUMBER"]
     with pytest.raises(ValueError, match="entity_names has 'person'"):
         TokenClassifierRecognizer(classifier, entity_names={"person": "NAME"})
+
+
+@pytest.mark.fault("B3")
+def test_a_text_that_is_not_read_to_its_end_is_an_error(tmp_path: Path) -> None:
+    pytest.importorskip("presidio_analyzer")
+    from fastcore.presidio import TokenClassifierRecognizer
+
+    folder = labelled_checkpoint(tmp_path / "labelled")
+    recognizer = TokenClassifierRecognizer(TokenClassifier(folder, max_seq_len=8, long_text="truncate"))
+    assert len(recognizer.analyze("BOB", None)) == 1
+    with pytest.raises(ContextLengthError, match="not all of them were read"):
+        recognizer.analyze("nobody " * 20 + "BOB", None)
 
 
 def test_in_an_analyzer(classifier: TokenClassifier) -> None:

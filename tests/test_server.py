@@ -161,6 +161,16 @@ def test_bad_options_are_refused(port: int, options: dict[str, Any], message: st
     assert message in answer["error"]["message"]
 
 
+@pytest.mark.fault("B3")
+def test_a_text_that_is_not_read_to_its_end_is_not_masked(tmp_path: Path) -> None:
+    short = TokenClassifier(labelled_checkpoint(tmp_path), num_threads=1, max_seq_len=8, long_text="truncate")
+    with serving(short, NAMES) as port:
+        assert call(port, "POST", "/v1/pii", {"sequences": ["BOB"]})[0] == 200
+        status, answer, _ = call(port, "POST", "/v1/pii", {"sequences": ["BOB", "nobody " * 20 + "BOB"]})
+        assert status == 400
+        assert "not all of them were read" in answer["error"]["message"]
+
+
 def test_no_such_path_or_method(port: int) -> None:
     for method, path, status in (("GET", "/v2", 404), ("GET", "/v1/pii", 405), ("POST", "/health", 405)):
         got, answer, headers = call(port, method, path)

@@ -246,7 +246,8 @@ def _outputs(args: argparse.Namespace) -> list[Path | None]:
     inputs: list[Path] = args.inputs
     for path in inputs:
         if not path.is_file():
-            raise ValueError(f"{path}: {'is a folder; give the files in it' if path.is_dir() else 'no such file'}")
+            what = "is a folder; give the files in it" if path.is_dir() else "no such file"
+            raise ValueError(f"{path}: {'no regular file; give it as stdin' if _is_special(path) else what}")
     if args.output is None:
         if len(inputs) > 1 or any(_format(args, path) == "parquet" for path in inputs):
             raise ValueError("--output is needed: several files go into a folder, Parquet into a file")
@@ -262,9 +263,17 @@ def _outputs(args: argparse.Namespace) -> list[Path | None]:
         if output is not None and output.exists():
             if any(output.samefile(path) for path in inputs):
                 raise ValueError(f"{output} is an input; masking in place is not possible, give another --output")
+            if not output.is_file():
+                raise ValueError(f"{output} is no regular file; it cannot be replaced by one")
             if not args.overwrite:
                 raise ValueError(f"{output} exists; remove it, or give --overwrite")
+    if args.mapping and (args.mapping in outputs or not args.mapping.absolute().parent.is_dir()):
+        raise ValueError(f"--mapping {args.mapping}: expected a new file of its own, in a folder that is there")
     return list(outputs)
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _write_mapping(args: argparse.Namespace, masker: RecordMasker) -> None:

@@ -30,6 +30,7 @@ class ParquetColumns:
         self._path = path
         with _one_line_errors("is not a Parquet file that can be read"):
             self._file = pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
+            self._file.scan_contents()  # before the model starts; and where this fails, metadata may abort
             self._columns = _leaves(self._file)
             self._schema = self._file.schema_arrow
 
