@@ -1,11 +1,14 @@
 """The command line, on tiny checkpoints: what it prints, what it refuses, and how it ends."""
 
+import fcntl
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -328,7 +331,7 @@ def test_chat_at_a_terminal_prompts(folder: Path, tmp_path: Path) -> None:
     ) as process:
         os.close(child)
         shown = b""
-        while not shown.endswith(b">>> "):
+        while b">>> " not in shown:
             shown += os.read(parent, 1024)
         assert b"/reset" in shown
         os.write(parent, b"/exit\n")
@@ -340,6 +343,97 @@ def test_chat_at_a_terminal_prompts(folder: Path, tmp_path: Path) -> None:
                 break
         assert process.wait(60) == 0
     os.close(parent)
+
+
+@pytest.mark.fault("H5")
+def test_chat_takes_a_message_of_several_lines(folder: Path, llm: LLM, chat: Callable[..., Any]) -> None:
+    process = chat(folder, "--max-tokens", "4")
+    out, _ = process.communicate('"""first\n  second\n"""\n"""a"""\n"""never ended', timeout=60)
+    messages: list[dict[str, str]] = []
+    for text in ("first\n  second", "a", "never ended"):
+        messages.append({"role": "user", "content": text})
+        messages.append({"role": "assistant", "content": llm.chat(messages, max_tokens=4).text})
+    assert out == "".join(f"{message['content']}\n" for message in messages if message["role"] == "assistant")
+
+
+@pytest.mark.fault("H5")
+def test_chat_shows_timings_when_asked(folder: Path, chat: Callable[..., Any]) -> None:
+    _, err = chat("-m", folder, "--max-tokens", "4").communicate("hello\n/timings\nhello\n", timeout=60)
+    assert err.count("prompt ") == 1
+    _, err = chat("-m", folder, "--max-tokens", "4", "--timings").communicate("hello\n/timings\nhello\n", timeout=60)
+    assert err.count("prompt ") == 1
+
+
+@pytest.mark.fault("H5")
+def test_ctrl_c_clears_a_half_typed_line_and_lines_are_kept(folder: Path, tmp_path: Path) -> None:
+    options = process_options(tmp_path)
+    options["env"] |= {"XDG_STATE_HOME": str(tmp_path / "state")}
+    parent, child = pty.openpty()
+    with subprocess.Popen(
+        command("chat", folder, "--max-tokens", "2"), stdin=child, stdout=child, stderr=child,
+        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0), **options,
+    ) as process:  # fmt: skip
+        os.close(child)
+
+        def until(end: bytes) -> bytes:
+            shown = b""
+            while end not in shown:
+                shown += os.read(parent, 1024)
+            return shown
+
+        assert f"{folder} (qwen2, ".encode() in until(b">>> ")
+        os.write(parent, b"half typed")
+        until(b"typed")
+        os.write(parent, b"\x03")
+        until(b">>> ")
+        os.write(parent, b"/nonsense\n")
+        assert b"no command /nonsense" in until(b">>> ")
+        os.write(parent, b"/exit\n")
+        while True:  # what is left must be read for the process to end
+            try:
+                if not os.read(parent, 1024):
+                    break
+            except OSError:  # how Linux ends the other side
+                break
+        assert process.wait(60) == 0
+    os.close(parent)
+    kept = tmp_path / "state" / "fastcore" / "chat_history"
+    assert "/nonsense" in kept.read_text()
+    assert kept.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.fault("H3")
+def test_chat_samples_as_the_checkpoint_recommends(
+    tiny_folder: Callable[..., Path], tmp_path: Path, chat: Callable[..., Any]
+) -> None:
+    shutil.copytree(tiny_folder("qwen2"), tmp_path / "m")
+    recommended = {"do_sample": True, "temperature": 5.0, "top_k": 7, "repetition_penalty": 1.5}
+    (tmp_path / "m" / "generation_config.json").write_text(json.dumps(recommended))
+    llm = LLM(tmp_path / "m", num_threads=1)
+    hello = [{"role": "user", "content": "hello"}]
+
+    def answer(*options: str) -> str:
+        return str(chat(tmp_path / "m", "--max-tokens", "9", "--seed", "3", *options).communicate("hello\n")[0])
+
+    options = {"temperature": 5.0, "top_k": 7, "repetition_penalty": 1.5, "max_tokens": 9, "seed": 3}
+    assert answer() == llm.chat(hello, SamplingParams(**options)).text + "\n"
+    assert answer("--top-k", "3") == llm.chat(hello, SamplingParams(**options | {"top_k": 3})).text + "\n"
+    assert answer("--no-generation-config") == llm.chat(hello, max_tokens=9).text + "\n"
+    assert answer("--temperature", "0", "--repetition-penalty", "1") == llm.chat(hello, max_tokens=9).text + "\n"
+
+
+@pytest.mark.fault("H5")
+@pytest.mark.parametrize("name", ["info", "verify", "bench", "chat", "serve", "pull", "export"])
+def test_a_model_is_named_by_its_place_or_by_an_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["m.fh1w"] if name == "export" else []
+    assert main([name, "nowhere", *out, "-m", "elsewhere"]) == 1
+    assert "two models are named, nowhere and elsewhere" in capsys.readouterr().err
+    messages = []
+    for arguments in (["./nowhere", *out], ["-m", "./nowhere", *out], ["--model", "./nowhere", *out]):
+        assert main([name, *arguments]) == 1
+        messages.append(capsys.readouterr().err)
+    assert "nowhere" in messages[0]
+    assert len(set(messages)) == 1
 
 
 def test_chat_needs_a_template(

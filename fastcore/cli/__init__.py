@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from fastcore import __version__
+from fastcore.cli.options import settle_model
 from fastcore.errors import Error
 
 __all__ = ["COMMANDS", "main"]
@@ -60,7 +61,9 @@ def _run(arguments: Sequence[str]) -> int:
             prog=f"fastcore {name}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         command.configure(parser)
-        code: int = command.run(parser.parse_args(arguments[1:]))
+        args = parser.parse_args(arguments[1:])
+        settle_model(args)
+        code: int = command.run(args)
         return code
     width = max(map(len, COMMANDS))
     parser = argparse.ArgumentParser(

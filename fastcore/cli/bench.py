@@ -12,6 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fastcore.cli.options import MODEL, add_model
+
 if TYPE_CHECKING:
     from fastcore.bench.profile import OpProfile
     from fastcore.bench.timing import BenchResult, Timing
@@ -22,9 +24,7 @@ PROFILED_STEPS = 16
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", nargs="?", help="folder, .gguf or .fh1w file, hub id or named model (default: smollm2-135m)"
-    )
+    add_model(parser, what=f"{MODEL} (default: smollm2-135m)")
     parser.add_argument("--prompt-tokens", type=int, default=512, metavar="N", help="(default: 512)")
     parser.add_argument("--new-tokens", type=int, default=64, metavar="N", help="(default: 64)")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs; the best counts (default: 3)")

@@ -3,11 +3,13 @@
 import argparse
 from pathlib import Path
 
+from fastcore.cli.options import add_model
+
 __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a model folder, a named model or a hub id")
+    add_model(parser, what="a model folder, a named model or a hub id")
     parser.add_argument("out", type=Path, metavar="OUT.fh1w", help="the file to write")
 
 
@@ -15,6 +17,8 @@ def run(args: argparse.Namespace) -> int:
     from fastcore.checkpoints.export import export_fh1w
     from fastcore.sources.registry import resolve
 
+    if args.model is None:
+        raise ValueError("no model is named; give one, as MODEL or --model MODEL")
     if args.out.suffix != ".fh1w":
         raise ValueError(f"{args.out} does not end in .fh1w, the format that is written")
     export_fh1w(resolve(args.model), args.out)

@@ -2,8 +2,8 @@
 
 Examples:
 
-  fastcore generate "The capital of France is"
-  fastcore generate --model FOLDER --chat --max-tokens 64 "Why is the sky blue?"
+  fastcore generate --chat "Why is the sky blue?"
+  fastcore generate -m FOLDER "The capital of France is" --max-tokens 32
   fastcore generate --json - < prompt.txt
 """
 
@@ -14,7 +14,14 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fastcore.cli.options import add_model_options, add_sampling_options, load_llm, sampling_params
+from fastcore.cli.options import (
+    MODEL,
+    add_loading_options,
+    add_model,
+    add_sampling_options,
+    load_llm,
+    sampling_params,
+)
 
 if TYPE_CHECKING:
     from fastcore.engine.completion import Chunk, Completion
@@ -25,12 +32,12 @@ __all__ = ["configure", "run"]
 def configure(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("prompt", nargs="?", help="the text to complete; - reads it from stdin")
-    source.add_argument("--prompt", dest="prompt_option", metavar="TEXT", help="the same as an option")
-    parser.add_argument("--model", help="folder, .gguf or .fh1w file, hub id or named model (default: smollm2-135m)")
+    source.add_argument("-p", "--prompt", dest="prompt_option", metavar="TEXT", help="the same as an option")
+    add_model(parser, positional=False, what=f"{MODEL} (default: smollm2-135m)")
     parser.add_argument("--chat", action="store_true", help="ask the prompt through the model's chat template")
     parser.add_argument("--system", metavar="TEXT", help="system message before the question; needs --chat")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
-    add_model_options(parser)
+    add_loading_options(parser)
     add_sampling_options(parser)
 
 

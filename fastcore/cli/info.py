@@ -4,11 +4,13 @@ import argparse
 import json
 from typing import Any
 
+from fastcore.cli.options import add_model
+
 __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", help="folder, .gguf or .fh1w file, hub id or named model")
+    add_model(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
-from fastcore.cli.options import add_model_options
+from fastcore.cli.options import add_loading_options
 from fastcore.cli.outputs import StandardOutput, named_errors, new_file
 from fastcore.errors import MaskingError
 from fastcore.pii.csv_cells import csv_records
@@ -47,7 +47,7 @@ FOUND = 3
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", nargs="*", type=Path, metavar="FILE", help="files to mask (default: stdin to stdout)")
-    parser.add_argument("--model", required=True, help="folder, hub id or named model of a token classifier")
+    parser.add_argument("-m", "--model", required=True, help="folder, hub id or named model of a token classifier")
     parser.add_argument("--output", type=Path, metavar="PATH", help="a new file, or a folder for the masked files")
     parser.add_argument("--overwrite", action="store_true", help="replace output files that exist; never an input")
     group = parser.add_argument_group("input")
@@ -89,7 +89,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--jobs", type=int, default=1, metavar="N", help="processes, each with the model (default: 1)")
     group.add_argument("--quiet", action="store_true", help="no progress bar, no summary")
     group.add_argument("--fail-on-found", action="store_true", help=f"exit status {FOUND} if anything was found")
-    add_model_options(parser)
+    add_loading_options(parser, kv_dtype=False)
 
 
 def run(args: argparse.Namespace) -> int:

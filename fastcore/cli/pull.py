@@ -2,16 +2,18 @@
 
 import argparse
 
+from fastcore.cli.options import add_model
+
 __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="a named model or a hub id (default: smollm2-135m)")
+    add_model(parser, what="a named model or a hub id (default: smollm2-135m)")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
 def run(args: argparse.Namespace) -> int:
     from fastcore.sources.registry import DEFAULT_MODEL, pull
 
-    print(pull(args.name or DEFAULT_MODEL, progress=not args.quiet))
+    print(pull(args.model or DEFAULT_MODEL, progress=not args.quiet))
     return 0

@@ -1,6 +1,6 @@
 """Serve a model over HTTP.
 
-  fastcore serve --model FOLDER --port 8000
+  fastcore serve FOLDER --port 8000
   curl -s localhost:8000/v1/completions -d '{"prompt": "The capital of France is"}'
   curl -s localhost:8000/v1/pii -d '{"sequences": ["My name is John Smith"]}'
 
@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastcore.cli.options import add_model_options, load_llm
+from fastcore.cli.options import MODEL, add_loading_options, add_model, load_llm
 
 if TYPE_CHECKING:
     from fastcore.classify import TokenClassifier
@@ -27,7 +27,7 @@ PII_NAME = "pii-masking-latest"  # what clients of the PII model's scoring servi
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", help="folder, .gguf or .fh1w file, hub id or named model (default: smollm2-135m)")
+    add_model(parser, what=f"{MODEL} (default: smollm2-135m)")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
     )
@@ -48,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--body-seconds", type=float, default=30, metavar="S", help="longest wait for one (default: 30)"
     )
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
-    add_model_options(parser)
+    add_loading_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:

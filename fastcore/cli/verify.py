@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fastcore.cli.options import add_model
 from fastcore.cli.serve import KEY_VARIABLE
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ TEXT = "Please call Ada Quill on 555 0100 or write to ada.quill@example.org."
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", help="folder, .gguf or .fh1w file, hub id or named model")
+    add_model(parser)
     parser.add_argument("--golden", type=Path, metavar="FOLDER", help="compare with this case.json and logits.npy")
     parser.add_argument(
         "--scoring-url",

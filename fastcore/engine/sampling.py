@@ -90,6 +90,24 @@ class SamplingParams:
         """A copy with some fields changed and checked again; an unknown name is a `TypeError`."""
         return replace(self, **changes)
 
+    @classmethod
+    def from_generation_config(cls, generation: Mapping[str, Any]) -> "SamplingParams":
+        """What a checkpoint's generation_config.json asks for; what it does not name stays at its default.
+
+        `do_sample` decides, as in transformers: false is greedy; true without a temperature is 1. Raises ValueError for
+        a value that is none.
+        """
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        given = {name: generation[name] for name in names if generation.get(name) is not None}
+        if generation.get("do_sample") is True:
+            given = {"temperature": 1.0, **given}
+        elif generation.get("do_sample") is False:
+            given["temperature"] = 0.0
+        try:
+            return cls(**given)
+        except ValueError as error:
+            raise ValueError(f"generation_config.json: {error}") from None
+
     @property
     def is_greedy(self) -> bool:
         return self.temperature <= GREEDY_TEMPERATURE
