@@ -32,7 +32,6 @@ enum {
     FC_BLOCK_TOKENS = 32,
     FC_SEGMENT_TOKENS = 512,
     FC_MAX_HEAD_DIM = 512,
-    FC_MAX_OPS = 4096,
     FC_MAX_THREADS = 1024,
     FC_MAX_D_CONV = 64
 };
@@ -78,18 +77,33 @@ int fc_viterbi(const float *logits, int num_tokens, int num_labels, const float 
 
 /* ---- the program */
 
+/* The kinds of op: each has its driver (fc_run_<name>, csrc/op.h) and its record in fastcore/model/ops.py, where its formula stands. */
+#define FC_OP_LIST(X)                                                                                  \
+    X(EMBED, embed)                                                                                    \
+    X(NORM, norm)                                                                                      \
+    X(LINEAR, linear) /* with an optional norm of the source first, an epilogue, and heads finished */ \
+    X(ADD, add)                                                                                        \
+    X(GLU, glu)                                                                                        \
+    X(HEAD_NORM, head_norm)                                                                            \
+    X(ROPE, rope)                                                                                      \
+    X(CACHE_WRITE, cache_write)                                                                        \
+    X(HEADS, heads) /* the three above for q | k | v of one buffer */                                  \
+    X(ATTENTION, attention)                                                                            \
+    X(ARGMAX, argmax)                                                                                  \
+    X(CONV, conv)                                                                                      \
+    X(TIME_STEPS, time_steps)                                                                          \
+    X(SCAN, scan)                                                                                      \
+    X(GATED_NORM, gated_norm)
+
 typedef enum {
-    FC_OP_EMBED,     /* dst = scale * row of the embedding for each token */
-    FC_OP_NORM,      /* dst = rms_norm(src) * norm */
-    FC_OP_LINEAR,    /* dst = epilogue(linear(src)), with an optional rms_norm of the source first */
-    FC_OP_HEADS,     /* per head: bias is in already; q/k rms_norm, RoPE; K and V go into the cache */
-    FC_OP_ATTENTION, /* dst = softmax(q k^T / sqrt(head_dim)) v over each row's visible positions */
-    FC_OP_ARGMAX,    /* best id of each output row */
-    FC_OP_CONV,      /* dst = silu(causal depthwise convolution of n columns of src, from `column` on) */
-    FC_OP_TIME_STEPS, /* dst = step | decay of n heads, step = softplus(src + bias), decay = exp(step * rate), src from `column` on */
-    FC_OP_SCAN,      /* dst = selective scan of src = x | B | C with the steps of src2, times silu(gate) when there is a gate */
-    FC_OP_GATED_NORM /* dst = rms_norm of src in num_groups slices, times silu(gate) before or after */
+#define FC_OP_KIND(KIND, name) FC_OP_##KIND,
+    FC_OP_LIST(FC_OP_KIND)
+#undef FC_OP_KIND
+        FC_NUM_OP_KINDS
 } fc_op_kind;
+
+/* "embed", "norm", ... */
+const char *fc_op_name(int kind);
 
 typedef enum {
     FC_STORE,  /* dst = y */
@@ -98,23 +112,22 @@ typedef enum {
 } fc_epilogue;
 
 typedef enum {
-    FC_ROWS_ALL, /* every row of the step */
-    FC_ROWS_OUT, /* the rows whose output is asked for */
-    FC_ROWS_SEQ, /* one row a sequence */
+    FC_ROWS_ALL, /* a row for every row of the step */
+    FC_ROWS_OUT, /* a row for each that is asked for */
 } fc_row_set;
 
 enum { FC_BUFFER_OUTPUT = -1 /* the caller's [num_out, out_features] array */, FC_NO_BUFFER = -2 };
 
-/* One op. y = (w x + bias) * column_scale * scale, where absent parts do nothing. */
+/* One op. It computes the rows of its destination; where that holds the rows asked for and its source holds all, it picks them out.
+ * y = (w x + bias) * column_scale * scale, where absent parts do nothing. */
 typedef struct {
     int32_t kind, barrier; /* barrier: wait for all threads before this op */
-    int32_t src, dst;      /* buffers */
-    int32_t row_set;
+    int32_t src, dst;      /* buffers; src2 and gate below too */
     int32_t epilogue;
     int32_t dtype, n, k; /* n outputs (of a SWIGLU: gate and up together), k inputs */
     const void *weights;
     const float *bias, *column_scale, *norm; /* [n], [n], [k] */
-    float scale, src_scale, gate_scale, eps; /* src_scale multiplies the (normalised) source */
+    float scale, src_scale, gate_scale, eps; /* src_scale multiplies the (normalised) source of a NORM or LINEAR */
     /* HEADS (also as the tail of a LINEAR whose head_dim is a multiple of 16) and ATTENTION */
     int32_t fused_heads; /* LINEAR: do the HEADS work on the heads just computed */
     int32_t num_heads, num_kv_heads, head_dim, layer, causal;
@@ -130,7 +143,8 @@ typedef struct {
 } fc_op;
 
 typedef struct {
-    int32_t ld; /* floats a row */
+    int32_t ld;      /* floats a row */
+    int32_t row_set; /* which rows of the step it holds */
 } fc_buffer;
 
 typedef struct {

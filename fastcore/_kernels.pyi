@@ -35,6 +35,7 @@ def viterbi(
 ) -> NDArray[np.int32]: ...
 def time_read(data: NDArray[np.uint8], streams: int, num_threads: int) -> float: ...
 def flops_peak(num_threads: int) -> float: ...
+def packed_bytes(out_features: int, in_features: int, dtype: str) -> int: ...
 
 class PackedLinear:
     def __init__(self, out_features: int, in_features: int, dtype: str, arena: Arena | None = None) -> None: ...
@@ -93,108 +94,29 @@ class Workspace:
     def buffer(self, program: Program, b: int, rows: int) -> NDArray[np.float32]: ...
 
 class Program:
-    def __init__(self) -> None: ...
+    def __init__(self, ops: tuple[Any, ...], buffers: tuple[Any, ...], facts: Any) -> None: ...
     @property
-    def widths(self) -> list[int]: ...
+    def ops(self) -> tuple[Any, ...]: ...
     @property
-    def kinds(self) -> list[str]: ...
+    def buffers(self) -> tuple[Any, ...]: ...
     @property
-    def weights(self) -> list[PackedLinear | None]: ...
+    def weights(self) -> tuple[Any, ...]: ...
     @property
     def vocab_size(self) -> int: ...
     @property
     def max_layer(self) -> int: ...
     @property
-    def num_heads(self) -> int: ...
-    @property
     def num_kv_heads(self) -> int: ...
     @property
     def head_dim(self) -> int: ...
     @property
-    def output_rows(self) -> str | None: ...
-    @property
     def output_width(self) -> int: ...
+    @property
+    def first_output(self) -> int: ...
     @property
     def num_ops(self) -> int: ...
     @property
     def state_bytes(self) -> int: ...
-    def add_buffer(self, width: int) -> int: ...
-    def without_head(self) -> Program: ...
-    def add_op(
-        self,
-        kind: str,
-        *,
-        barrier: bool = False,
-        src: int = -1,
-        dst: int = -1,
-        rows: str = "all",
-        epilogue: str = "store",
-        weights: PackedLinear | None = None,
-        bias: NDArray[np.float32] | None = None,
-        column_scale: NDArray[np.float32] | None = None,
-        norm: NDArray[np.float32] | None = None,
-        scale: float = 1.0,
-        src_scale: float = 1.0,
-        gate_scale: float = 1.0,
-        eps: float = 0.0,
-        fused_heads: bool = False,
-        num_heads: int = 0,
-        num_kv_heads: int = 0,
-        head_dim: int = 0,
-        layer: int = 0,
-        causal: bool = True,
-        q_norm: NDArray[np.float32] | None = None,
-        k_norm: NDArray[np.float32] | None = None,
-        key_scale: float = 1.0,
-        score_scale: float = 1.0,
-    ) -> int: ...
-    def add_conv(
-        self,
-        src: int,
-        column: int,
-        dst: int,
-        weight: NDArray[np.float32],
-        bias: NDArray[np.float32] | None,
-        *,
-        barrier: bool = False,
-    ) -> int: ...
-    def add_time_steps(
-        self,
-        src: int,
-        column: int,
-        dst: int,
-        bias: NDArray[np.float32],
-        rate: NDArray[np.float32],
-        low: float,
-        high: float,
-        *,
-        barrier: bool = False,
-    ) -> int: ...
-    def add_scan(
-        self,
-        src: int,
-        steps: int,
-        dst: int,
-        skip: NDArray[np.float32],
-        *,
-        head_dim: int,
-        num_groups: int,
-        d_state: int,
-        gate: int | None = None,
-        barrier: bool = False,
-    ) -> int: ...
-    def add_gated_norm(
-        self,
-        src: int,
-        gate: int,
-        dst: int,
-        weight: NDArray[np.float32],
-        *,
-        eps: float,
-        num_groups: int,
-        norm_before_gate: bool,
-        barrier: bool = False,
-    ) -> int: ...
     def workspace_bytes(self, rows: int, positions: int, num_threads: int) -> int: ...
     def run(
         self,

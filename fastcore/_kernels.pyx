@@ -13,7 +13,7 @@ from fastcore.huge_pages import Arena, zeros
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 cdef extern from "fastcore.h" nogil:
@@ -22,10 +22,8 @@ cdef extern from "fastcore.h" nogil:
         FC_BLOCK_TOKENS
         FC_SEGMENT_TOKENS
         FC_MAX_HEAD_DIM
-        FC_MAX_OPS
         FC_MAX_THREADS
         FC_MAX_LABELS
-        FC_MAX_D_CONV
         FC_BUFFER_OUTPUT
         FC_NO_BUFFER
     ctypedef enum fc_dtype:
@@ -35,17 +33,9 @@ cdef extern from "fastcore.h" nogil:
         const char *stored_as
         int block_k
     const fc_format *fc_format_of(int dtype)
-    ctypedef enum fc_op_kind:
-        FC_OP_EMBED
-        FC_OP_NORM
-        FC_OP_LINEAR
-        FC_OP_HEADS
-        FC_OP_ATTENTION
-        FC_OP_ARGMAX
-        FC_OP_CONV
-        FC_OP_TIME_STEPS
-        FC_OP_SCAN
-        FC_OP_GATED_NORM
+    enum:
+        FC_NUM_OP_KINDS
+    const char *fc_op_name(int kind)
     ctypedef enum fc_epilogue:
         FC_STORE
         FC_ADD
@@ -53,9 +43,8 @@ cdef extern from "fastcore.h" nogil:
     ctypedef enum fc_row_set:
         FC_ROWS_ALL
         FC_ROWS_OUT
-        FC_ROWS_SEQ
     ctypedef struct fc_op:
-        int32_t kind, barrier, src, dst, row_set, epilogue, dtype, n, k
+        int32_t kind, barrier, src, dst, epilogue, dtype, n, k
         const void *weights
         const float *bias
         const float *column_scale
@@ -72,7 +61,7 @@ cdef extern from "fastcore.h" nogil:
         float low, high
         ptrdiff_t state_floats
     ctypedef struct fc_buffer:
-        int32_t ld
+        int32_t ld, row_set
     ctypedef struct fc_program:
         const fc_op *ops
         const fc_buffer *buffers
@@ -140,15 +129,12 @@ MAX_LABELS = FC_MAX_LABELS
 # The formats of weights, and how NumPy stores the elements of tensors that can be packed into them.
 DTYPES = {fc_format_of(i).name.decode(): i for i in range(FC_NUM_DTYPES)}
 STORED_AS = {name: np.dtype(fc_format_of(i).stored_as.decode()) for name, i in DTYPES.items() if fc_format_of(i).stored_as != NULL}
-_OP_KINDS = {
-    "embed": FC_OP_EMBED, "norm": FC_OP_NORM, "linear": FC_OP_LINEAR, "heads": FC_OP_HEADS, "attention": FC_OP_ATTENTION,
-    "argmax": FC_OP_ARGMAX,
-}
+_OP_KINDS = {fc_op_name(kind).decode(): kind for kind in range(FC_NUM_OP_KINDS)}
 _EPILOGUES = {"store": FC_STORE, "add": FC_ADD, "swiglu": FC_SWIGLU}
-_ROW_SETS = {"all": FC_ROWS_ALL, "out": FC_ROWS_OUT, "seq": FC_ROWS_SEQ}
+_ROW_SETS = {"all": FC_ROWS_ALL, "out": FC_ROWS_OUT}
 _MAX_KV_HEADS = 4096
 _MAX_POSITIONS = 1 << 30
-_MAX_STATE_FLOATS = 1 << 32
+_MAX_LAYERS = 4096
 
 
 # ---------------------------------------------------------------- instruction sets
@@ -300,6 +286,11 @@ def flops_peak(int num_threads) -> float:
 
 # ---------------------------------------------------------------- weights
 
+def packed_bytes(int out_features, int in_features, str dtype) -> int:
+    """Bytes of a packed map [out_features, in_features]."""
+    return fc_packed_bytes(out_features, in_features, <fc_dtype><int>DTYPES[dtype])
+
+
 cdef class PackedLinear:
     """A linear map [out_features, in_features] in panels of 16 rows (layout: csrc/fastcore.h), in memory of the arena."""
 
@@ -361,7 +352,7 @@ cdef class KVBlocks:
     def __cinit__(self, int num_layers, int num_kv_heads, int head_dim, str dtype, int num_blocks):
         if dtype not in ("f32", "f16"):
             raise ValueError(f"KV dtype {dtype!r}; known: f32, f16")
-        if (not 0 < num_layers <= FC_MAX_OPS or not 0 < num_kv_heads <= _MAX_KV_HEADS or not 0 < head_dim <= FC_MAX_HEAD_DIM
+        if (not 0 < num_layers <= _MAX_LAYERS or not 0 < num_kv_heads <= _MAX_KV_HEADS or not 0 < head_dim <= FC_MAX_HEAD_DIM
                 or num_blocks < 1):
             raise ValueError(f"KV cache of {num_layers} layers, {num_kv_heads} heads of {head_dim}, {num_blocks} blocks")
         self.dtype, self.num_layers, self.num_kv_heads = dtype, num_layers, num_kv_heads
@@ -481,7 +472,9 @@ cdef class Workspace:
 
     def buffer(self, Program program not None, int b, int rows) -> np.ndarray:
         """A view [rows, width] of buffer b of the program, to read after a step or to fill before one."""
-        width = program._width(b)
+        if not 0 <= b < program.c.num_buffers:
+            raise ValueError(f"no buffer {b}")
+        width = program.buffers[b].width
         if not 0 <= rows <= self._row_capacity:
             raise ValueError(f"no workspace for {rows} rows; call reserve first")
         start = fc_buffer_offset(&program.c, b, self._row_capacity)
@@ -490,257 +483,99 @@ cdef class Workspace:
 
 
 cdef class Program:
-    """A flat list of ops over row buffers; `run` replays it for one step."""
+    """A finished list of ops over row buffers, that `run` replays for one step. Made by fastcore.model.program.finish, which has
+    checked it: nothing here does again.
+
+    ops: records of fastcore.model.ops; with maps that are not packed, it cannot run. buffers: their Buffer records. facts: what
+    fastcore.model.program.check says of them.
+    """
 
     cdef fc_op *_ops
     cdef fc_buffer *_buffers
     cdef fc_program c
     cdef list _keep
-    cdef readonly list widths
-    cdef readonly int vocab_size, max_layer
-    cdef readonly int num_heads, num_kv_heads, head_dim
-    cdef readonly str output_rows
-    cdef readonly int output_width
-    cdef int _first_output_op
-    cdef readonly list kinds, weights  # of each op; None for one without weights
+    cdef readonly tuple ops, buffers
+    cdef readonly int vocab_size, max_layer, num_kv_heads, head_dim, output_width, first_output
     cdef readonly int64_t state_bytes  # recurrent state of a sequence, all layers
+    cdef bint _unpacked
 
-    def __cinit__(self):
-        self._keep, self.widths, self.kinds, self.weights = [], [], [], []
-        self.max_layer = self._first_output_op = -1
+    def __cinit__(self, tuple ops not None, tuple buffers not None, facts not None):
+        self.ops, self.buffers, self._keep = ops, buffers, []
+        self._ops = <fc_op *>calloc(len(ops) + 1, sizeof(fc_op))
+        self._buffers = <fc_buffer *>calloc(len(buffers) + 1, sizeof(fc_buffer))
+        if self._ops == NULL or self._buffers == NULL:
+            raise MemoryError
+        for i, buffer in enumerate(buffers):
+            self._buffers[i].ld, self._buffers[i].row_set = fc_row_floats(buffer.width), _ROW_SETS[buffer.rows]
+        for i, (op, barrier, start) in enumerate(zip(ops, facts.barriers, facts.state_starts, strict=True)):
+            self._fill(&self._ops[i], op)
+            self._ops[i].barrier, self._ops[i].state_floats = barrier, start
+        self.c.ops, self.c.num_ops = self._ops, len(ops)
+        self.c.buffers, self.c.num_buffers = self._buffers, len(buffers)
+        self.vocab_size, self.max_layer, self.state_bytes = facts.vocab_size, facts.max_layer, facts.state_bytes
+        self.num_kv_heads, self.head_dim = facts.num_kv_heads, facts.head_dim
+        self.output_width, self.first_output = facts.output_width, facts.first_output
 
     def __dealloc__(self):
         free(self._ops)
         free(self._buffers)
 
+    cdef int _fill(self, fc_op *op, object record) except -1:
+        """The C form of one record: fields of the same name, and what it lacks as what does nothing."""
+        linear = getattr(record, "weights", None)
+        cdef PackedLinear weights = linear if isinstance(linear, PackedLinear) else None
+        op.kind = _OP_KINDS[record.kind]
+        op.src, op.dst = getattr(record, "src", FC_NO_BUFFER), getattr(record, "dst", FC_NO_BUFFER)
+        op.src2 = getattr(record, "src2", FC_NO_BUFFER)
+        gate = getattr(record, "gate", None)
+        op.gate = FC_NO_BUFFER if gate is None else gate
+        op.epilogue = _EPILOGUES[getattr(record, "epilogue", "store")]
+        if linear is None:
+            op.n, op.k = getattr(record, "n", 0), getattr(record, "k", 0)
+        else:
+            op.n, op.k = linear.out_features, linear.in_features
+        if weights is not None:
+            op.weights, op.dtype = weights._data, DTYPES[weights.dtype]
+        elif linear is not None:
+            self._unpacked = True
+        op.scale, op.src_scale = getattr(record, "scale", 1.0), getattr(record, "src_scale", 1.0)
+        op.gate_scale, op.eps = getattr(record, "gate_scale", 1.0), getattr(record, "eps", 0.0)
+        op.bias, op.column_scale = self._vector(record, "bias"), self._vector(record, "column_scale")
+        op.norm, op.conv = self._vector(record, "norm"), self._vector(record, "conv")
+        op.rate, op.skip = self._vector(record, "rate"), self._vector(record, "skip")
+        op.column, op.d_conv = getattr(record, "column", 0), getattr(record, "d_conv", 0)
+        op.d_state, op.num_groups = getattr(record, "d_state", 0), getattr(record, "num_groups", 0)
+        op.norm_before_gate = getattr(record, "norm_before_gate", False)
+        op.low, op.high = getattr(record, "low", 0.0), getattr(record, "high", 0.0)
+        op.causal, op.score_scale = getattr(record, "causal", True), getattr(record, "score_scale", 1.0)
+        heads = getattr(record, "heads", None)
+        op.fused_heads = heads is not None
+        heads = record if heads is None else heads
+        op.num_heads, op.num_kv_heads = getattr(heads, "num_heads", 0), getattr(heads, "num_kv_heads", 0)
+        op.head_dim, op.layer = getattr(heads, "head_dim", 0), getattr(heads, "layer", 0)
+        op.q_norm, op.k_norm = self._vector(heads, "q_norm"), self._vector(heads, "k_norm")
+        op.key_scale = getattr(heads, "key_scale", 1.0)
+        return 0
+
+    cdef const float *_vector(self, object record, str name) except? NULL:
+        """Keep a copy of an f32 [..., n] array with n padded, so that whole panels can be read."""
+        array = getattr(record, name, None)
+        if array is None:
+            return NULL
+        n = array.shape[array.ndim - 1]
+        padded = np.zeros((*array.shape[:array.ndim - 1], fc_pad(n)), np.float32)
+        padded[..., :n] = array
+        self._keep.append(padded)
+        return <const float *><uintptr_t>padded.ctypes.data
+
     @property
     def num_ops(self) -> int:
         return self.c.num_ops
 
-    def add_buffer(self, int width) -> int:
-        """A buffer of [rows, width] f32; returns its number."""
-        if not 0 < width <= 1 << 24:
-            raise ValueError(f"buffer width {width}")
-        cdef fc_buffer *buffers = <fc_buffer *>realloc(self._buffers, (self.c.num_buffers + 1) * sizeof(fc_buffer))
-        if buffers == NULL:
-            raise MemoryError
-        self._buffers = self.c.buffers = buffers
-        buffers[self.c.num_buffers].ld = fc_row_floats(width)
-        self.c.num_buffers += 1
-        self.widths.append(width)
-        return self.c.num_buffers - 1
-
-    cdef const float *_vector(self, object array, int n, str what) except? NULL:
-        """Keep a copy of an f32 [n] vector, padded so that whole panels can be read."""
-        if array is None:
-            return NULL
-        array = np.asarray(array, np.float32)
-        if array.shape != (n,):
-            raise ValueError(f"{what} of shape {array.shape}, expected ({n},)")
-        padded = np.zeros(fc_pad(n), np.float32)
-        padded[:n] = array
-        self._keep.append(padded)
-        return <const float *><uintptr_t>padded.ctypes.data
-
-    cdef int _width(self, int b) except -1:
-        if not 0 <= b < self.c.num_buffers:
-            raise ValueError(f"no buffer {b}")
-        return self.widths[b]
-
-    def add_op(self, str kind, *, bint barrier=False, int src=-1, int dst=-1, str rows="all", str epilogue="store",
-               PackedLinear weights=None, bias=None, column_scale=None, norm=None, float scale=1.0, float src_scale=1.0,
-               float gate_scale=1.0, float eps=0.0, bint fused_heads=False, int num_heads=0, int num_kv_heads=0,
-               int head_dim=0, int layer=0, bint causal=True, q_norm=None, k_norm=None, float key_scale=1.0,
-               float score_scale=1.0) -> int:
-        """Append an op (fields: fc_op in csrc/fastcore.h); returns its index. dst -1 of a linear is the caller's output."""
-        if kind not in _OP_KINDS or epilogue not in _EPILOGUES or rows not in _ROW_SETS:
-            raise ValueError(f"op {kind!r}, epilogue {epilogue!r}, rows {rows!r}")
-        if self.c.num_ops == FC_MAX_OPS:
-            raise ValueError(f"a program holds at most {FC_MAX_OPS} ops")
-        cdef fc_op op
-        memset(&op, 0, sizeof(op))
-        op.kind, op.barrier, op.src, op.dst = _OP_KINDS[kind], barrier, src, dst
-        op.row_set, op.epilogue = _ROW_SETS[rows], _EPILOGUES[epilogue]
-        op.scale, op.src_scale, op.gate_scale, op.eps = scale, src_scale, gate_scale, eps
-        op.fused_heads, op.num_heads, op.num_kv_heads, op.head_dim = fused_heads, num_heads, num_kv_heads, head_dim
-        op.layer, op.causal, op.key_scale, op.score_scale = layer, causal, key_scale, score_scale
-        if weights is not None:
-            op.weights, op.dtype, op.n, op.k = weights._data, DTYPES[weights.dtype], weights.out_features, weights.in_features
-            self._keep.append(weights)
-        if kind in ("embed", "linear") and weights is None:
-            raise ValueError(f"{kind} without weights")
-
-        if kind in ("heads", "attention") or fused_heads:
-            heads = num_heads + 2 * num_kv_heads
-            if not 0 < num_kv_heads <= _MAX_KV_HEADS or not 0 < num_heads <= 96 * num_kv_heads or num_heads % num_kv_heads or layer < 0:
-                raise ValueError(f"{num_heads} heads over {num_kv_heads} kv heads in layer {layer}")
-            if not 0 < head_dim <= FC_MAX_HEAD_DIM or head_dim % 2:
-                raise ValueError(f"head_dim {head_dim}: must be even and at most {FC_MAX_HEAD_DIM}")
-            self._width(dst if fused_heads else src)
-            if self.widths[dst if fused_heads else src] != heads * head_dim:
-                raise ValueError(f"q, k, v buffer of {self.widths[dst if fused_heads else src]}, expected {heads * head_dim}")
-            if fused_heads and (head_dim % 16 or kind != "linear" or rows != "all" or epilogue != "store"):
-                raise ValueError(f"heads of {head_dim} cannot be finished inside a {kind} op over {rows} rows with epilogue {epilogue}")
-            if self.max_layer >= 0 and (self.num_heads, self.num_kv_heads, self.head_dim) != (num_heads, num_kv_heads, head_dim):
-                raise ValueError("all layers must have the same heads")
-            self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-            self.max_layer = max(self.max_layer, layer)
-            op.q_norm, op.k_norm = self._vector(q_norm, head_dim, "q_norm"), self._vector(k_norm, head_dim, "k_norm")
-
-        if kind == "embed":
-            if self._width(dst) != op.k or (self.vocab_size and self.vocab_size != op.n):
-                raise ValueError(f"embedding [{op.n}, {op.k}] into a buffer of {self.widths[dst]}")
-            self.vocab_size = op.n
-        elif kind == "norm":
-            op.k = self._width(src)
-            if self._width(dst) != op.k:
-                raise ValueError(f"norm of {op.k} into {self.widths[dst]}")
-            op.norm = self._vector(norm, op.k, "norm weight")
-            if op.norm == NULL:
-                raise ValueError("norm without weight")
-        elif kind == "linear":
-            if self._width(src) != op.k:
-                raise ValueError(f"linear of {op.k} inputs from a buffer of {self.widths[src]}")
-            produced = op.n // 2 if epilogue == "swiglu" else op.n
-            if epilogue == "swiglu" and op.n % 32:
-                raise ValueError(f"swiglu of {op.n} rows: gate and up must come in pairs of 16")
-            if dst == FC_BUFFER_OUTPUT:
-                if self.output_width or epilogue != "store" or rows != "out":
-                    raise ValueError(f"a program has one output, written by a store of the rows asked for, not by {epilogue} of {rows}")
-                self.output_width, self.output_rows = op.n, rows
-            elif (fc_pad(self._width(dst)) if epilogue == "swiglu" else self._width(dst)) != produced:
-                raise ValueError(f"linear of {produced} outputs into a buffer of {self.widths[dst]}")
-            if src == dst:
-                raise ValueError(f"a linear map cannot write the buffer that it reads ({src})")
-            op.norm = self._vector(norm, op.k, "norm weight")
-            op.bias = self._vector(bias, op.n, "bias")
-            op.column_scale = self._vector(column_scale, op.n, "column scale")
-        elif kind == "attention":
-            if self._width(dst) != num_heads * head_dim:
-                raise ValueError(f"attention of {num_heads} x {head_dim} into a buffer of {self.widths[dst]}")
-        elif kind == "argmax":
-            op.n = self.output_width if src == FC_BUFFER_OUTPUT else self._width(src)
-            if op.n == 0:
-                raise ValueError("argmax of the output before an op that writes it")
-        if self._first_output_op < 0 and FC_BUFFER_OUTPUT in ((src,) if kind == "argmax" else (dst,) if kind == "linear" else ()):
-            self._first_output_op = self.c.num_ops
-
-        return self._append(op, kind, weights)
-
-    cdef int _append(self, fc_op op, str kind, PackedLinear weights=None) except -1:
-        cdef fc_op *ops = <fc_op *>realloc(self._ops, (self.c.num_ops + 1) * sizeof(fc_op))
-        if ops == NULL:
-            raise MemoryError
-        self._ops = self.c.ops = ops
-        ops[self.c.num_ops] = op
-        self.c.num_ops += 1
-        self.kinds.append(kind)
-        self.weights.append(weights)
-        return self.c.num_ops - 1
-
-    def without_head(self) -> Program:
-        """The program up to the map that writes the output, whose normalised source rows [num_out, in_features] are the output
-        instead. It shares the weights."""
-        cdef int head = self._first_output_op, i
-        if head < 0 or self._ops[head].kind != FC_OP_LINEAR or self._ops[head].norm == NULL:
-            raise ValueError("this program does not end in a linear map of normalised rows")
-        cdef Program other = Program()
-        for width in self.widths:
-            other.add_buffer(width)
-        for i in range(head):
-            other._append(self._ops[i], self.kinds[i], self.weights[i])
-        cdef fc_op norm
-        memset(&norm, 0, sizeof(norm))
-        norm.kind, norm.barrier, norm.src, norm.dst = FC_OP_NORM, self._ops[head].barrier, self._ops[head].src, FC_BUFFER_OUTPUT
-        norm.row_set, norm.k, norm.norm = self._ops[head].row_set, self._ops[head].k, self._ops[head].norm
-        norm.eps, norm.src_scale = self._ops[head].eps, 1.0
-        other._first_output_op = other._append(norm, "norm")
-        other.output_rows, other.output_width = self.output_rows, norm.k
-        other._keep, other.vocab_size, other.max_layer = self._keep, self.vocab_size, self.max_layer
-        other.num_heads, other.num_kv_heads, other.head_dim = self.num_heads, self.num_kv_heads, self.head_dim
-        other.state_bytes = self.state_bytes
-        return other
-
-    cdef ptrdiff_t _take_state(self, object floats) except -1:
-        """Room in a sequence's recurrent state; returns where it starts, in floats."""
-        start = self.state_bytes // 4
-        floats = (floats + 15) // 16 * 16
-        if start + floats > _MAX_STATE_FLOATS:
-            raise ValueError(f"recurrent state of {start + floats} floats a sequence")
-        self.state_bytes += floats * 4
-        return start
-
-    def _check_columns(self, b, start, count, what) -> None:
-        if start < 0 or count < 1 or start + count > self._width(b):
-            raise ValueError(f"{what}: columns {start} to {start + count} of a buffer of {self.widths[b]}")
-
-    def add_conv(self, src, column, dst, weight, bias, *, bint barrier=False) -> int:
-        """dst [channels] = silu(causal depthwise convolution of src from `column` on). weight: [d_conv, channels]."""
-        weight = np.asarray(weight, np.float32)
-        if weight.ndim != 2 or not 0 < weight.shape[0] <= FC_MAX_D_CONV or src == dst:
-            raise ValueError(f"convolution with a weight of shape {weight.shape} from buffer {src} to {dst}; "
-                             f"kernels are at most {FC_MAX_D_CONV}")
-        d_conv, channels = weight.shape
-        self._check_columns(src, column, channels, "convolution of")
-        if self._width(dst) != channels:
-            raise ValueError(f"convolution of {channels} channels into a buffer of {self.widths[dst]}")
-        cdef fc_op op
-        memset(&op, 0, sizeof(op))
-        op.kind, op.barrier, op.src, op.column, op.dst, op.n, op.d_conv = FC_OP_CONV, barrier, src, column, dst, channels, d_conv
-        padded = np.zeros((d_conv, fc_pad(channels)), np.float32)
-        padded[:, :channels] = weight
-        op.conv = self._vector(padded.reshape(-1), padded.size, "convolution weight")
-        op.bias = self._vector(bias, channels, "convolution bias")
-        op.state_floats = self._take_state((d_conv - 1) * padded.shape[1])
-        return self._append(op, "conv")
-
-    def add_time_steps(self, src, column, dst, bias, rate, low, high, *, bint barrier=False) -> int:
-        """dst = step | decay: step = softplus(src + bias) within [low, high], decay = exp(step * rate). bias, rate: [heads]."""
-        heads = len(bias)
-        self._check_columns(src, column, heads, "time steps of")
-        if self._width(dst) != 2 * heads or src == dst or not low <= high:
-            raise ValueError(f"time steps of {heads} heads within [{low}, {high}] into a buffer of {self.widths[dst]}")
-        cdef fc_op op
-        memset(&op, 0, sizeof(op))
-        op.kind, op.barrier, op.src, op.column, op.dst, op.n = FC_OP_TIME_STEPS, barrier, src, column, dst, heads
-        op.bias, op.rate = self._vector(bias, heads, "time step bias"), self._vector(rate, heads, "decay rate")
-        op.low, op.high = low, high
-        return self._append(op, "time_steps")
-
-    def add_scan(self, src, steps, dst, skip, *, head_dim, num_groups, d_state, gate=None, bint barrier=False) -> int:
-        """dst [heads * head_dim] = selective scan of src = x | B | C, times silu of the first columns of buffer `gate`.
-
-        skip: [heads]; B, C: [num_groups, d_state]; steps: what add_time_steps wrote."""
-        heads = len(skip)
-        if min(heads, head_dim, num_groups, d_state) < 1 or heads % num_groups:
-            raise ValueError(f"scan of {heads} heads of {head_dim} in {num_groups} groups with d_state {d_state}")
-        features = heads * head_dim
-        widths = self._width(src), self._width(steps), self._width(dst)
-        if widths != (features + 2 * num_groups * d_state, 2 * heads, features) or dst in (src, steps):
-            raise ValueError(f"scan of {heads} heads of {head_dim}, {num_groups} groups of {d_state} with buffers of {widths}")
-        cdef fc_op op
-        memset(&op, 0, sizeof(op))
-        op.kind, op.barrier, op.src, op.src2, op.dst, op.gate = FC_OP_SCAN, barrier, src, steps, dst, FC_NO_BUFFER
-        if gate is not None:
-            self._check_columns(gate, 0, features, "gate of")
-            op.gate = gate
-        op.num_heads, op.head_dim, op.num_groups, op.d_state = heads, head_dim, num_groups, d_state
-        op.skip = self._vector(skip, heads, "skip")
-        op.state_floats = self._take_state(heads * fc_pad(head_dim) * d_state)
-        return self._append(op, "scan")
-
-    def add_gated_norm(self, src, gate, dst, weight, *, float eps, num_groups, bint norm_before_gate, bint barrier=False) -> int:
-        """dst = rms_norm(src) over num_groups slices, times weight and silu of the first columns of buffer `gate`."""
-        n = self._width(src)
-        self._check_columns(gate, 0, n, "gate of")
-        if self._width(dst) != n or num_groups < 1 or n % num_groups or gate == dst:
-            raise ValueError(f"gated norm of {n} in {num_groups} groups into a buffer of {self.widths[dst]}")
-        cdef fc_op op
-        memset(&op, 0, sizeof(op))
-        op.kind, op.barrier, op.src, op.gate, op.dst, op.n = FC_OP_GATED_NORM, barrier, src, gate, dst, n
-        op.norm = self._vector(weight, n, "norm weight")
-        op.eps, op.num_groups, op.norm_before_gate = eps, num_groups, norm_before_gate
-        return self._append(op, "gated_norm")
+    @property
+    def weights(self) -> tuple:
+        """The linear map of each op, or None."""
+        return tuple(getattr(op, "weights", None) for op in self.ops)
 
     def workspace_bytes(self, int rows, int64_t positions, int num_threads) -> int:
         """Bytes of a workspace for steps of `rows` rows over contexts of `positions`."""
@@ -760,6 +595,8 @@ cdef class Program:
         Raises what a signal handler raises while it runs; the sequences then hold partial state."""
         cdef fc_step step
         memset(&step, 0, sizeof(step))
+        if self._unpacked:
+            raise ValueError("the weights of this program are not packed")
         cdef int rows = token_ids.shape[0], seqs = seq_pos.shape[0], outs = out_rows.shape[0], i, j, longest = 0, end
         if rows < 1 or seqs < 1 or seq_rows.shape[0] != seqs + 1 or seq_rows[0] != 0 or seq_rows[seqs] != rows:
             raise ValueError(f"a step of {rows} rows in {seqs} sequences with bounds {np.asarray(seq_rows).tolist()}")
@@ -788,12 +625,13 @@ cdef class Program:
                 for j in range((end + FC_BLOCK_TOKENS - 1) // FC_BLOCK_TOKENS):
                     if not 0 <= block_tables[i, j] < kv.num_blocks:
                         raise ValueError(f"sequence {i}: block {block_tables[i, j]} of {kv.num_blocks}")
+            step.kv, step.max_blocks = kv.c, block_tables.shape[1]
+            step.block_tables = &block_tables[0, 0]
+        if self.head_dim:
             if rope_cos.shape[0] != rows or rope_sin.shape[0] != rows or rope_cos.shape[1] != self.head_dim // 2 or (
                     rope_sin.shape[1] != self.head_dim // 2):
                 raise ValueError(f"rope_cos [{rope_cos.shape[0]}, {rope_cos.shape[1]}] and rope_sin [{rope_sin.shape[0]}, "
                                  f"{rope_sin.shape[1]}], expected [{rows}, {self.head_dim // 2}]")
-            step.kv, step.max_blocks = kv.c, block_tables.shape[1]
-            step.block_tables = &block_tables[0, 0]
             step.rope_cos, step.rope_sin = &rope_cos[0, 0], &rope_sin[0, 0]
         if self.state_bytes:
             if kv is None or state_blocks is None or state_blocks.shape[0] != seqs:
@@ -809,7 +647,7 @@ cdef class Program:
             step.ld_output = output.shape[1]
             if outs:
                 step.output = &output[0, 0]
-        elif outs and self._first_output_op >= 0 and (num_ops < 0 or num_ops > self._first_output_op):
+        elif outs and self.first_output >= 0 and (num_ops < 0 or num_ops > self.first_output):
             raise ValueError("this program writes an output; none was given")
         if argmax is not None:
             if argmax.shape[0] != outs:

@@ -24,7 +24,7 @@ from fastcore.errors import ContextLengthError, UnsupportedModelError
 from fastcore.locks import cached_property
 from fastcore.model.weights import Weights
 from fastcore.models import record_model
-from fastcore.models.pii_masking import decoding
+from fastcore.models.token_classifier import decoding
 from fastcore.pii.masking import MaskedText, MaskingRules, Operator
 from fastcore.pii.spans import (
     Entity,

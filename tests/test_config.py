@@ -264,14 +264,14 @@ def test_another_head_of_a_known_family_is_unsupported() -> None:
 
 
 def test_biases_by_family() -> None:
-    def biases(config: ModelConfig) -> tuple[bool, bool, bool]:
-        return config.qkv_bias, config.o_bias, config.mlp_bias
+    def biases(config: ModelConfig) -> tuple[bool, bool]:
+        return config.attention_bias, config.mlp_bias
 
-    assert biases(parse("qwen2")) == (True, False, False)
-    assert biases(parse("llama")) == (False, False, False)
-    assert biases(parse("llama", attention_bias=True, mlp_bias=True)) == (True, True, True)
-    assert biases(parse("qwen3", attention_bias=True)) == (True, True, False)
-    assert biases(parse_config(FALCON | {"attention_bias": True, "mlp_bias": True})) == (True, True, True)
+    assert biases(parse("qwen2")) == (False, False)
+    assert biases(parse("llama")) == (False, False)
+    assert biases(parse("llama", attention_bias=True, mlp_bias=True)) == (True, True)
+    assert biases(parse("qwen3", attention_bias=True)) == (True, False)
+    assert biases(parse_config(FALCON | {"attention_bias": True, "mlp_bias": True})) == (True, True)
     for model_type, name in [("qwen2", "attention_bias"), ("qwen2", "mlp_bias"), ("qwen3", "mlp_bias")]:
         assert parse(model_type, **{name: False}).unrecognised == ()
         with pytest.raises(UnsupportedModelError, match=f"{name} is true"):

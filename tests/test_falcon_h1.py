@@ -22,7 +22,7 @@ from fastcore.engine.scheduler import Scheduler
 from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
 from fastcore.errors import CacheFullError, CheckpointError, UnsupportedModelError
 from fastcore.model.config import FalconMultipliers
-from fastcore.model.recorder import Recorder
+from fastcore.model.recorder import Recorder, Rows
 from fastcore.model.weights import Weights
 from fastcore.models import Model, load_model, record_model
 
@@ -308,9 +308,9 @@ def test_decay_rates_are_computed_beyond_the_precision_of_the_checkpoint(
     folder, rates = tiny_folder("falcon_h1", dtype="bf16"), []
     record = Recorder.time_steps
 
-    def keep(self: Recorder, src: int, column: int, dst: int, bias: Any, rate: Any, limit: Any) -> None:
+    def keep(self: Recorder, x: Rows, column: int, bias: Any, rate: Any, limit: Any) -> Rows:
         rates.append(rate)
-        record(self, src, column, dst, bias, rate, limit)
+        return record(self, x, column, bias, rate, limit)
 
     monkeypatch.setattr(Recorder, "time_steps", keep)
     load_model(folder)

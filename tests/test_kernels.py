@@ -7,12 +7,12 @@ import pytest
 import tolerances
 from oracle import ops
 from sizes import AWKWARD_SIZES
-from steps import DTYPES, normal, packed, rounded, run_rows
+from steps import DTYPES, OpList, normal, packed, rounded, run_rows
 from tiny import store
 
 from fastcore import _kernels
 from fastcore._kernels import BLOCK_TOKENS, SEGMENT_TOKENS, KVBlocks, PackedLinear
-from fastcore.model.recorder import OUTPUT, Heads, Recorder
+from fastcore.model.ops import OUTPUT, FinishHeads, Heads
 
 Compute = Callable[[int], np.ndarray]  # of a number of threads
 
@@ -36,7 +36,7 @@ def linear_case(
     stored = rounded(weight, dtype).astype(np.float64)
 
     def compute(num_threads: int) -> np.ndarray:
-        recorder = Recorder()
+        recorder = OpList()
         src, dst = recorder.buffer(in_features), recorder.buffer(out_features)
         recorder.linear(src, dst, weights, **options)
         after = run_rows(recorder, {src: x, dst: start}, num_threads=num_threads)
@@ -100,9 +100,9 @@ def test_linear_epilogues_and_fused_norm(isa: str, epilogue: str, rows: int) -> 
 @pytest.mark.parametrize("rows", [1, 9])
 def test_linear_over_asked_rows_gathers_them_in_order(isa: str, rows: int) -> None:
     x, weight, norm = normal(rows, 20), normal(30, 20, seed=1), normal(20, seed=2)
-    recorder = Recorder()
+    recorder = OpList()
     src = recorder.buffer(20)
-    recorder.linear(src, OUTPUT, packed(weight), norm=norm, eps=1e-5, rows="out")
+    recorder.linear(src, OUTPUT, packed(weight), norm=norm, eps=1e-5)
     out_rows = [8, 0, 3] if rows == 9 else [0]
     output = np.full((len(out_rows), 30), np.nan, np.float32)
     run_rows(recorder, {src: x}, out_rows=out_rows, output=output, num_threads=2)
@@ -125,7 +125,7 @@ def swiglu_case(
             biases[i, :out_features] = normal(out_features, seed=2 + i)
 
     def compute(num_threads: int) -> np.ndarray:
-        recorder = Recorder()
+        recorder = OpList()
         src, dst = recorder.buffer(in_features), recorder.buffer(out_features)
         interleaved = biases.reshape(2, -1, 16).swapaxes(0, 1).reshape(-1)
         recorder.swiglu(src, dst, weights, bias=interleaved if bias else None, gate_scale=gate_scale)
@@ -155,7 +155,7 @@ def test_swiglu(isa: str, dtype: str, rows: int) -> None:
 @pytest.mark.parametrize("rows", [1, 8, 9, 30])
 def test_norm(isa: str, rows: int, awkward_size: int) -> None:
     x, weight = 3 * normal(rows, awkward_size), normal(awkward_size, seed=1)
-    recorder = Recorder()
+    recorder = OpList()
     src, dst = recorder.buffer(awkward_size), recorder.buffer(awkward_size)
     recorder.norm(src, dst, weight, 1e-5)
     after = run_rows(recorder, {src: x}, num_threads=2)
@@ -166,7 +166,7 @@ def test_norm(isa: str, rows: int, awkward_size: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_embed(isa: str, dtype: str, awkward_size: int) -> None:
     table = normal(50, awkward_size)
-    recorder = Recorder()
+    recorder = OpList()
     dst = recorder.buffer(awkward_size)
     recorder.embed(packed(table, dtype), dst, scale=2.5)
     token_ids = [49, 0, 7, 7, 16, 15, 31]
@@ -205,13 +205,13 @@ def test_heads_are_normalised_rotated_and_cached(isa: str, head_dim: int, with_n
     num_heads, num_kv_heads, lengths, positions = 6, 2, [5, 18], [30, 0]
     rows, width = sum(lengths), (num_heads + 2 * num_kv_heads) * head_dim
     q_norm, k_norm = (normal(head_dim, seed=seed) if with_norm else None for seed in (1, 2))
-    heads = Heads(num_heads, num_kv_heads, head_dim, 1, True, q_norm, k_norm, eps=1e-5, key_scale=0.39)
+    heads = Heads(num_heads, num_kv_heads, head_dim, 1, q_norm, k_norm, key_scale=0.39)
     x, weight = normal(rows, 20), normal(width, 20, seed=3) / 4
     at = np.concatenate([np.arange(p, p + n) for p, n in zip(positions, lengths, strict=True)])
     cos, sin = (table[at] for table in rope_tables(40, head_dim))
     blocks = np.array([[4, 2], [0, 0]], np.int32)
     kv = KVBlocks(2, num_kv_heads, head_dim, kv_dtype, 5)
-    recorder = Recorder()
+    recorder = OpList()
     src, dst = recorder.buffer(20), recorder.buffer(width)
     recorder.qkv(src, dst, packed(weight), heads, norm=np.ones(20, np.float32), eps=1e-5)
     options = {"lengths": lengths, "positions": positions, "blocks": blocks, "kv": kv, "cos": cos, "sin": sin}
@@ -254,7 +254,7 @@ def attention_case(
 ) -> tuple[Compute, np.ndarray, float]:
     """The last `queries` of `length` positions, whose keys and values were cached by an earlier step."""
     num_heads = group * num_kv_heads
-    shape = Heads(num_heads, num_kv_heads, head_dim, 0, causal)
+    shape = Heads(num_heads, num_kv_heads, head_dim, 0)
     qkv = normal(length, num_heads + 2 * num_kv_heads, head_dim)
     qkv[:, :num_heads] *= spread
     still = np.ones((length, head_dim // 2), np.float32), np.zeros((length, head_dim // 2), np.float32)
@@ -264,13 +264,10 @@ def attention_case(
         kv = KVBlocks(1, num_kv_heads, head_dim, kv_dtype, num_blocks)
         kv.memory[:] = 0xFF  # what was never written is NaN, and must not be seen
         blocks = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)[None]
-        recorder = Recorder()
+        recorder = OpList()
         src, dst = recorder.buffer(shape.width), recorder.buffer(num_heads * head_dim)
-        recorder.program.add_op(
-            "heads", src=src, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, layer=0
-        )
-        recorder._barrier({src}, {src, ("kv", 0)})
-        recorder.attention(src, dst, shape)
+        recorder.append(FinishHeads(src, shape))
+        recorder.attention(src, dst, shape, causal)
         rows = qkv.reshape(length, -1)
         options = {"kv": kv, "blocks": blocks, "num_threads": num_threads}
         if queries < length:
@@ -361,7 +358,7 @@ def test_bits_of_a_row_do_not_depend_on_the_rows_beside_it(isa: str, dtype: str)
     x, weight = normal(29, 97), packed(normal(70, 97, seed=1), dtype)
 
     def compute(rows: np.ndarray) -> np.ndarray:
-        recorder = Recorder()
+        recorder = OpList()
         src, dst = recorder.buffer(97), recorder.buffer(70)
         recorder.linear(src, dst, weight, norm=normal(97, seed=2), eps=1e-6)
         after = run_rows(recorder, {src: rows}, num_threads=2)
@@ -575,7 +572,7 @@ def test_every_half_is_read_as_numpy_reads_it(isa: str) -> None:
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     weights = PackedLinear(len(halves), 1, "f16")
     weights.pack(halves[:, None], "f16")
-    recorder = Recorder()
+    recorder = OpList()
     src, dst = recorder.buffer(1), recorder.buffer(len(halves))
     recorder.linear(src, dst, weights)
     after = run_rows(recorder, {src: np.ones((1, 1), np.float32)})
@@ -592,9 +589,9 @@ def test_halves_of_the_cache_round_as_numpy_does(isa: str) -> None:
     v = np.zeros(rows * head_dim, np.float32)
     v[: len(values)] = values
     kv = KVBlocks(1, 1, head_dim, "f16", -(-rows // BLOCK_TOKENS))
-    recorder = Recorder()
+    recorder = OpList()
     src = recorder.buffer(3 * head_dim)
-    recorder.program.add_op("heads", src=src, num_heads=1, num_kv_heads=1, head_dim=head_dim)
+    recorder.append(FinishHeads(src, Heads(1, 1, head_dim, 0)))
     qkv = np.zeros((rows, 3, head_dim), np.float32)
     qkv[:, 2] = v.reshape(rows, head_dim)
     still = np.ones((rows, head_dim // 2), np.float32), np.zeros((rows, head_dim // 2), np.float32)

@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from steps import DTYPES, normal, packed, rounded, run_rows
+from steps import DTYPES, OpList, normal, packed, rounded, run_rows
 from tiny import store
 
 from fastcore import _kernels
 from fastcore._kernels import BLOCK_TOKENS, MAX_HEAD_DIM, MAX_THREADS, KVBlocks, PackedLinear, Program, Workspace
-from fastcore.model.recorder import OUTPUT, Heads, Recorder
+from fastcore.errors import UnsupportedModelError
+from fastcore.model import ops
+from fastcore.model.ops import OUTPUT, Heads
+from fastcore.model.program import finish
 
 INT_MAX = 2**31 - 1
 
@@ -44,9 +47,9 @@ def test_ties_go_to_the_lowest_id_in_every_batch_and_thread_count(
     """Equal rows of the head beat all others, or, for the negated state, their negated rows do."""
     weight = normal(vocab, 24) / 8
     weight[best_ids], weight[worst_ids] = 1.0, -1.0
-    recorder = Recorder()
+    recorder = OpList()
     src = recorder.buffer(24)
-    recorder.linear(src, OUTPUT, packed(weight, dtype), rows="out", norm=np.ones(24, np.float32), eps=1e-6)
+    recorder.linear(src, OUTPUT, packed(weight, dtype), norm=np.ones(24, np.float32), eps=1e-6)
     recorder.argmax()
     for rows in (1, 2, 5, 9, 20):
         x = np.ones((rows, 24), np.float32)
@@ -62,9 +65,9 @@ def test_ties_go_to_the_lowest_id_in_every_batch_and_thread_count(
 def test_a_weight_that_is_not_finite_gives_no_id(isa: str, value: float) -> None:
     weight = normal(50, 8)
     weight[33, 5] = value
-    recorder = Recorder()
+    recorder = OpList()
     src = recorder.buffer(8)
-    recorder.linear(src, OUTPUT, packed(weight), rows="out")
+    recorder.linear(src, OUTPUT, packed(weight))
     recorder.argmax()
     best = np.zeros(2, np.int32)
     logits = np.empty((2, 50), np.float32)
@@ -80,7 +83,7 @@ class TinyModel:
 
     def __init__(self) -> None:
         heads = Heads(4, 2, 16, 0)
-        recorder = Recorder()
+        recorder = OpList()
         hidden, qkv, mixed, inner = (recorder.buffer(width) for width in (20, heads.width, 64, 40))
         table, ones = packed(normal(50, 20)), np.ones(20, np.float32)
         recorder.embed(table, hidden)
@@ -89,7 +92,7 @@ class TinyModel:
         recorder.linear(mixed, hidden, packed(normal(20, 64)), add=True)
         recorder.swiglu(hidden, inner, packed(normal(96, 20)), norm=ones, eps=1e-6)
         recorder.linear(inner, hidden, packed(normal(20, 40)), add=True)
-        recorder.linear(hidden, OUTPUT, table, norm=ones, eps=1e-6, rows="out")
+        recorder.linear(hidden, OUTPUT, table, norm=ones, eps=1e-6)
         recorder.argmax()
         self.program = recorder.program
         self.positional: dict[str, Any] = {
@@ -184,118 +187,148 @@ def test_a_step_may_ask_for_no_output() -> None:
     model.run(output=None, num_ops=6)
 
 
-def three_buffers() -> Program:
-    program = Program()
-    for width in (64, 20, 40):
-        program.add_buffer(width)
-    return program
+def three_buffers(*records: ops.Op) -> Program:
+    return finish(records, [ops.Buffer(width) for width in (64, 20, 40)])
 
 
-HEADS = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "layer": 0}  # q | k | v of 64
-BAD_OPS: dict[str, dict[str, Any]] = {
-    "an unknown kind": {"kind": "conv"},
-    "an unknown epilogue": {"kind": "linear", "epilogue": "gelu"},
-    "an unknown row set": {"kind": "norm", "rows": "some"},
-    "a linear map without weights": {"kind": "linear", "src": 1, "dst": 2},
-    "an embedding without weights": {"kind": "embed", "dst": 1},
-    "a source that does not exist": {"kind": "linear", "src": 3, "dst": 2, "weights": (40, 20)},
-    "a negative source": {"kind": "linear", "src": -1, "dst": 2, "weights": (40, 20)},
-    "a target that does not exist": {"kind": "linear", "src": 1, "dst": 9, "weights": (40, 20)},
-    "a source of another width": {"kind": "linear", "src": 0, "dst": 2, "weights": (40, 20)},
-    "a target of another width": {"kind": "linear", "src": 1, "dst": 0, "weights": (40, 20)},
-    "a map in place": {"kind": "linear", "src": 1, "dst": 1, "weights": (20, 20)},
-    "an embedding of another width": {"kind": "embed", "dst": 0, "weights": (50, 20)},
-    "gate and up that are no pairs": {"kind": "linear", "src": 1, "dst": 2, "weights": (80, 20), "epilogue": "swiglu"},
-    "an output that is added to": {
-        "kind": "linear",
-        "src": 1,
-        "dst": -1,
-        "weights": (40, 20),
-        "epilogue": "add",
-        "rows": "out",
-    },
-    "an output of all rows": {"kind": "linear", "src": 1, "dst": -1, "weights": (40, 20)},
-    "an output of a row a sequence": {"kind": "linear", "src": 1, "dst": -1, "weights": (40, 20), "rows": "seq"},
-    "a bias of another size": {"kind": "linear", "src": 1, "dst": 2, "weights": (40, 20), "bias": np.zeros(39)},
-    "a matrix as bias": {"kind": "linear", "src": 1, "dst": 2, "weights": (40, 20), "bias": np.zeros((40, 1))},
-    "a column scale of another size": {
-        "kind": "linear",
-        "src": 1,
-        "dst": 2,
-        "weights": (40, 20),
-        "column_scale": np.zeros(20),
-    },
-    "a fused norm of another size": {"kind": "linear", "src": 1, "dst": 2, "weights": (40, 20), "norm": np.ones(40)},
-    "a norm without weight": {"kind": "norm", "src": 1, "dst": 1},
-    "a norm into another width": {"kind": "norm", "src": 1, "dst": 2, "norm": np.ones(20)},
-    "argmax without an output": {"kind": "argmax"},
-    "argmax of a buffer that does not exist": {"kind": "argmax", "src": 3},
-    "no heads": {"kind": "heads", "src": 0} | HEADS | {"num_heads": 0},
-    "negative heads": {"kind": "heads", "src": 0} | HEADS | {"num_heads": -2},
-    "no kv heads": {"kind": "heads", "src": 0} | HEADS | {"num_kv_heads": 0},
-    "heads that do not divide": {"kind": "heads", "src": 0} | HEADS | {"num_heads": 3, "num_kv_heads": 2},
-    "a group that is too large": {"kind": "heads", "src": 0} | HEADS | {"num_heads": 97},
-    "kv heads whose width overflows": {"kind": "heads", "src": 0} | HEADS | {"num_heads": 2**26, "num_kv_heads": 2**26},
-    "an odd head_dim": {"kind": "heads", "src": 0} | HEADS | {"head_dim": 15},
-    "a head_dim of zero": {"kind": "heads", "src": 0} | HEADS | {"head_dim": 0},
-    "a head_dim that is too large": {"kind": "heads", "src": 0} | HEADS | {"head_dim": MAX_HEAD_DIM + 2},
-    "heads in a buffer of another width": {"kind": "heads", "src": 1} | HEADS,
-    "a negative layer": {"kind": "heads", "src": 0} | HEADS | {"layer": -1},
-    "a q norm of another size": {"kind": "heads", "src": 0} | HEADS | {"q_norm": np.ones(8)},
-    "attention into another width": {"kind": "attention", "src": 0, "dst": 2} | HEADS,
-    "attention into nothing": {"kind": "attention", "src": 0, "dst": -1} | HEADS,
-    "heads finished for some rows only": {
-        "kind": "linear",
-        "src": 1,
-        "dst": 0,
-        "weights": (64, 20),
-        "fused_heads": True,
-        "rows": "out",
-    }
-    | HEADS,
-    "heads of half a panel finished in a map": {
-        "kind": "linear",
-        "src": 1,
-        "dst": 0,
-        "weights": (64, 20),
-        "fused_heads": True,
-        "num_heads": 6,
-        "num_kv_heads": 1,
-        "head_dim": 8,
-    },
+def shaped(rows: int, columns: int) -> PackedLinear:
+    return PackedLinear(rows, columns, "f32")
+
+
+def zeros(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)
+
+
+def linear(src: int = 1, dst: int = 2, weights: tuple[int, int] = (40, 20), **options: Any) -> ops.Linear:
+    return ops.Linear(src, dst, shaped(*weights), **options)
+
+
+def heads(src: int = 0, **changes: Any) -> ops.FinishHeads:
+    return ops.FinishHeads(src, Heads(**HEADS | changes))
+
+
+HEADS: dict[str, Any] = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "layer": 0}  # q | k | v of 64
+BAD_OPS: dict[str, ops.Op] = {
+    "an unknown epilogue": linear(epilogue="gelu"),
+    "a source that does not exist": linear(src=3),
+    "the output as a source": linear(src=OUTPUT),
+    "a negative source": linear(src=-2),
+    "a target that does not exist": linear(dst=9),
+    "a source of another width": linear(src=0),
+    "a target of another width": linear(dst=0),
+    "a map in place": linear(dst=1, weights=(20, 20)),
+    "an embedding of another width": ops.Embed(0, shaped(50, 20)),
+    "an embedding of the output": ops.Embed(OUTPUT, shaped(50, 20)),
+    "gate and up that are no pairs": linear(weights=(80, 20), epilogue="swiglu"),
+    "an output that is added to": linear(dst=OUTPUT, epilogue="add"),
+    "an output of gate and up": linear(dst=OUTPUT, weights=(96, 20), epilogue="swiglu"),
+    "a bias of another size": linear(bias=zeros(39)),
+    "a matrix as bias": linear(bias=zeros(40, 1)),
+    "a bias of another type": linear(bias=np.zeros(40)),
+    "a column scale of another size": linear(column_scale=zeros(20)),
+    "a fused norm of another size": linear(norm=zeros(40)),
+    "a norm without weight": ops.Norm(1, 1, None, 0.0),  # type: ignore[arg-type]
+    "a norm into another width": ops.Norm(1, 2, zeros(20), 0.0),
+    "argmax without an output": ops.Argmax(OUTPUT, 20),
+    "argmax of all rows": ops.Argmax(1, 20),
+    "argmax of a buffer that does not exist": ops.Argmax(3, 20),
+    "a sum into another width": ops.Add(1, 2, 20),
+    "a sum into the output": ops.Add(1, OUTPUT, 20),
+    "a gate of another width": ops.Glu(1, 2, 2, 40),
+    "a gate that does not exist": ops.Glu(3, 2, 2, 40),
+    "a head norm of another width": ops.HeadNorm(1, 2, 16, zeros(16), 0.0),
+    "a head norm without weight": ops.HeadNorm(0, 4, 16, None, 0.0),  # type: ignore[arg-type]
+    "a rotation of another width": ops.Rope(1, 2, 16),
+    "a rotation of odd heads": ops.Rope(1, 4, 5),
+    "a cache of another width": ops.CacheWrite(0, 1, 4, 16, 0),
+    "a cache of the output": ops.CacheWrite(0, OUTPUT, 4, 16, 0),
+    "no heads": heads(num_heads=0),
+    "negative heads": heads(num_heads=-2),
+    "no kv heads": heads(num_kv_heads=0),
+    "heads that do not divide": heads(num_heads=3, num_kv_heads=2),
+    "a group that is too large": heads(num_heads=97),
+    "kv heads whose width overflows": heads(num_heads=2**26, num_kv_heads=2**26),
+    "an odd head_dim": heads(head_dim=15),
+    "a head_dim of zero": heads(head_dim=0),
+    "a head_dim that is too large": heads(head_dim=MAX_HEAD_DIM + 2),
+    "heads in a buffer of another width": heads(src=1),
+    "a negative layer": heads(layer=-1),
+    "a q norm of another size": heads(q_norm=zeros(8)),
+    "attention into another width": ops.Attention(0, 2, **HEADS, score_scale=1.0),
+    "attention into nothing": ops.Attention(0, OUTPUT, **HEADS, score_scale=1.0),
+    "attention in place": ops.Attention(0, 0, 4, 1, 16, 0, score_scale=1.0),
+    "heads finished for some rows only": linear(dst=OUTPUT, weights=(64, 20), heads=Heads(**HEADS)),
+    "heads finished in a map of another width": linear(heads=Heads(**HEADS)),
+    "heads of half a panel finished in a map": linear(dst=0, weights=(64, 20), heads=Heads(6, 1, 8, 0)),
+    "heads finished in a sum": linear(dst=0, weights=(64, 20), heads=Heads(**HEADS), epilogue="add"),
 }
 
 
 @pytest.mark.parametrize("what", BAD_OPS)
-def test_a_wrong_op_is_a_value_error_and_is_not_recorded(what: str) -> None:
-    fields = dict(BAD_OPS[what])
-    if "weights" in fields:
-        fields["weights"] = PackedLinear(*fields["weights"], "f32")
-    program = three_buffers()
+def test_a_wrong_op_is_a_value_error(what: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
-        program.add_op(fields.pop("kind"), **fields)
-    assert (program.num_ops, program.kinds) == (0, [])
+        three_buffers(BAD_OPS[what])
 
 
 def test_layers_must_have_the_same_heads_and_embeddings_the_same_vocabulary() -> None:
-    program = three_buffers()
-    program.add_op("heads", src=0, **HEADS)
     with pytest.raises(ValueError, match="same heads"):
-        program.add_op("heads", src=0, num_heads=6, num_kv_heads=1, head_dim=8)
-    program.add_op("embed", dst=1, weights=PackedLinear(50, 20, "f32"))
+        three_buffers(heads(), heads(num_heads=6, num_kv_heads=1, head_dim=8))
+    with pytest.raises(ValueError, match="same heads"):
+        three_buffers(heads(), ops.Rope(0, 8, 8))
     with pytest.raises(ValueError, match="embedding"):
-        program.add_op("embed", dst=1, weights=PackedLinear(51, 20, "f32"))
+        three_buffers(ops.Embed(1, shaped(50, 20)), ops.Embed(1, shaped(51, 20)))
 
 
-def test_an_op_with_an_unknown_field_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="epsilon"):
-        three_buffers().add_op("norm", epsilon=1.0)
+def test_rows_asked_for_do_not_become_all_rows_again() -> None:
+    buffers = [ops.Buffer(20), ops.Buffer(20, "out"), ops.Buffer(20)]
+    ones = np.ones(20, np.float32)
+    finish([ops.Norm(0, 1, ones, 0.0), ops.Norm(1, 1, ones, 0.0), linear(1, OUTPUT)], buffers)
+    for op in (ops.Norm(1, 2, ones, 0.0), ops.Add(1, 2, 20), linear(1, 2, (20, 20)), ops.Glu(1, 1, 2, 20)):
+        with pytest.raises(ValueError, match="rows"):
+            finish([op], buffers)
+    for op in (ops.Embed(1, shaped(50, 20)), ops.Rope(1, 2, 10), ops.HeadNorm(1, 2, 10, ones[:10], 0.0)):
+        with pytest.raises(ValueError, match="all rows"):
+            finish([op], buffers)
 
 
-@pytest.mark.parametrize("width", [0, -1, 2**24 + 1])
+def test_an_output_is_written_once() -> None:
+    with pytest.raises(ValueError, match="another op"):
+        three_buffers(linear(dst=OUTPUT), linear(dst=OUTPUT))
+
+
+def test_a_program_does_not_change() -> None:
+    program = three_buffers(linear())
+    assert isinstance(program.ops, tuple)
+    assert isinstance(program.buffers, tuple)
+    for name in ("ops", "buffers", "max_layer"):
+        with pytest.raises(AttributeError):
+            setattr(program, name, None)
+    with pytest.raises(AttributeError):
+        program.ops[0].scale = 2.0
+
+
+@pytest.mark.parametrize("width", [0, -1, 2**24 + 1, 2**40])
 def test_a_buffer_of_no_sensible_width_is_refused(width: int) -> None:
     with pytest.raises(ValueError, match="width"):
-        Program().add_buffer(width)
+        finish([], [ops.Buffer(width)])
+
+
+@pytest.mark.fault("C1")
+@pytest.mark.parametrize("count", [4097, 5000, 70000])
+def test_more_ops_than_a_program_holds_are_refused(count: int) -> None:
+    three_buffers(*[ops.Add(1, 1, 20)] * 4096)
+    with pytest.raises(UnsupportedModelError, match=f"{count} ops"):
+        three_buffers(*[ops.Add(1, 1, 20)] * count)
+
+
+@pytest.mark.fault("C1")
+def test_states_whose_product_is_too_large_are_refused() -> None:
+    features, d_state = 1 << 11, 1 << 11
+    buffers = [ops.Buffer(features + 2 * d_state), ops.Buffer(2 * features), ops.Buffer(features)]
+    scan = ops.Scan(0, 1, 2, np.ones(features, np.float32), head_dim=1, num_groups=1, d_state=d_state)
+    finish([scan] * 4, buffers)
+    with pytest.raises(UnsupportedModelError, match="recurrent state"):
+        finish([scan] * 5, buffers)
 
 
 def test_a_buffer_is_read_only_within_the_workspace() -> None:
@@ -385,11 +418,11 @@ def test_vectors_of_the_wrong_kind_are_refused() -> None:
 def test_threads_may_run_one_program_at_once() -> None:
     """Steps of different sizes grow one workspace while others wait for it; another workspace needs no wait."""
     weights, norm = packed(normal(70, 30)), np.ones(30, np.float32)
-    recorder = Recorder()
+    recorder = OpList()
     hidden = recorder.buffer(30)
     table = normal(40, 30, seed=1)
     recorder.embed(packed(table), hidden)
-    recorder.linear(hidden, OUTPUT, weights, norm=norm, eps=1e-6, rows="out")
+    recorder.linear(hidden, OUTPUT, weights, norm=norm, eps=1e-6)
 
     shared = Workspace()
 
@@ -427,10 +460,8 @@ def test_threads_may_run_one_program_at_once() -> None:
 LONG_STEP = """
 import os, signal, sys, threading, time
 import numpy as np
-from steps import normal, packed, run_rows
-from fastcore.model.recorder import Recorder
-
-recorder = Recorder()
+from steps import OpList, normal, packed, run_rows
+recorder = OpList()
 buffers = [recorder.buffer(1024) for _ in range(2)]
 weights, norm = packed(normal(1024, 1024), num_threads=2), np.ones(1024, np.float32)
 for i in range(4096):
@@ -489,13 +520,13 @@ def test_what_a_signal_handler_raises_stops_the_step() -> None:
 FORK = """
 import os, signal, sys, threading
 import numpy as np
-from steps import normal, packed, run_rows
-from fastcore.model.recorder import OUTPUT, Recorder
+from steps import OpList, normal, packed, run_rows
+from fastcore.model.ops import OUTPUT
 
 def compute(num_threads=3):
-    recorder = Recorder()
+    recorder = OpList()
     src = recorder.buffer(64)
-    recorder.linear(src, OUTPUT, packed(normal(500, 64), num_threads=num_threads), rows="out")
+    recorder.linear(src, OUTPUT, packed(normal(500, 64), num_threads=num_threads))
     output = np.empty((4, 500), np.float32)
     run_rows(recorder, {src: normal(4, 64, seed=1)}, out_rows=range(4), output=output, num_threads=num_threads)
     return output
@@ -573,7 +604,7 @@ def test_a_step_takes_the_dtype_of_each_map(isa: str) -> None:
     values = [normal(30, 30, seed=seed) / 6 for seed in range(3)]
 
     def compute(maps: list[PackedLinear]) -> np.ndarray:
-        recorder = Recorder()
+        recorder = OpList()
         buffers = [recorder.buffer(30) for _ in range(4)]
         for i, weights in enumerate(maps):
             recorder.linear(buffers[i], buffers[i + 1], weights)

@@ -13,7 +13,7 @@ def linear_weights(model: Model) -> list[PackedLinear]:
     """Weights of the linear maps in the order that a step meets them; the head is the last."""
     program = model.program
     return [
-        weights for kind, weights in zip(program.kinds, program.weights, strict=True) if kind == "linear" and weights
+        weights for op, weights in zip(program.ops, program.weights, strict=True) if op.kind == "linear" and weights
     ]
 
 

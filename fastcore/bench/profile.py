@@ -37,8 +37,9 @@ def profile(model: Model, num_threads: int, *, rows: int, depth: int, repeats: i
         engine.step(tokens[first : first + rows].tolist(), op_seconds)
     total = perf_counter() - start
     groups: dict[str, list[int]] = {}
-    for i, (kind, weights) in enumerate(zip(model.program.kinds, model.program.weights, strict=True)):
-        name = kind if weights is None else f"{kind} {weights.out_features} x {weights.in_features} {weights.dtype}"
+    for i, (op, weights) in enumerate(zip(model.program.ops, model.program.weights, strict=True)):
+        shape = "" if weights is None else f" {weights.out_features} x {weights.in_features} {weights.dtype}"
+        name = op.kind + shape
         groups.setdefault(name, []).append(i)
     profiles = [
         OpProfile(

@@ -135,16 +135,6 @@ class ModelConfig:
         return self.rope.context_length
 
     @property
-    def qkv_bias(self) -> bool:
-        """Whether q_proj, k_proj and v_proj have a bias."""
-        return self.attention_bias or self.model_type == "qwen2"
-
-    @property
-    def o_bias(self) -> bool:
-        """Whether o_proj has a bias."""
-        return self.attention_bias
-
-    @property
     def is_token_classifier(self) -> bool:
         return self.pii is not None
 

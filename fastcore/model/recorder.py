@@ -1,201 +1,205 @@
-"""The recorder: a model states its forward pass once, op by op; the C core replays it.
+"""The recorder: a model states its forward pass once, in plain ops, as its oracle does.
 
-Each method appends one op. The recorder knows which buffers an op reads and writes and puts a barrier before it only
-where data crosses threads.
+Each method appends one op and gives the rows that it makes. `finish` fuses them (fastcore.model.fuse), lets rows that
+are not needed at the same time share a buffer, packs the weights, and makes the program that C replays.
 """
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcore._kernels import PackedLinear, Program
+from fastcore._kernels import Program
+from fastcore.model import ops
+from fastcore.model.fuse import fuse
+from fastcore.model.ops import Buffer, LinearWeights, Op, RowSet, Vector
+from fastcore.model.program import finish
+from fastcore.model.weights import LinearMap
 
-__all__ = ["OUTPUT", "Heads", "Recorder"]
-
-OUTPUT = -1  # the caller's array [num_out, out_features]
-Vector = NDArray[np.float32]
+__all__ = ["Recorder", "Rows"]
 
 
-@dataclass(frozen=True)
-class Heads:
-    """What happens to q, k and v between their projection and attention, and how attention reads them.
+@dataclass(eq=False)
+class Rows:
+    """What an op makes: f32 [rows, width]. `rows += more` adds to it in place."""
 
-    q and k are normalised per head (q_norm, k_norm: [head_dim]) and rotated; k is scaled by key_scale; k and v go into
-    the cache of `layer`. Scores are scaled by 1 / sqrt(head_dim). A row sees the positions up to its own, or all when
-    not causal.
-    """
+    recorder: "Recorder"
+    number: int
+    width: int
+    rows: RowSet
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    layer: int
-    causal: bool = True
-    q_norm: Vector | None = None
-    k_norm: Vector | None = None
-    eps: float = 0.0
-    key_scale: float = 1.0
-
-    @property
-    def width(self) -> int:
-        """Columns of q | k | v."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+    def __iadd__(self, more: "Rows") -> "Rows":
+        self.recorder.ops.append(ops.Add(more.number, self.number, self.width))
+        return self
 
 
 class Recorder:
-    """Records a Program. Buffers are [rows of the step, width] f32, named by number."""
+    """Records the ops of a forward pass. Rows have a buffer each until `finish` lets them share."""
 
     def __init__(self) -> None:
-        self.program = Program()
-        self._read: set[Hashable] = set()  # since the last barrier
-        self._written: set[Hashable] = set()
+        self.ops: list[Op] = []
+        self.buffers: list[Buffer] = []
 
-    def buffer(self, width: int) -> int:
-        return self.program.add_buffer(width)
+    def embed(self, weights: LinearWeights, scale: float = 1.0) -> Rows:
+        """scale * weights[token id] of each row: [num_rows, in_features]."""
+        made = self._rows(weights.in_features)
+        self.ops.append(ops.Embed(made.number, weights, scale))
+        return made
 
-    def embed(self, weights: PackedLinear, dst: int, scale: float = 1.0) -> None:
-        """dst = scale * weights[token_id] of each row."""
-        barrier = self._barrier(set(), {dst})
-        self.program.add_op("embed", barrier=barrier, dst=dst, weights=weights, scale=scale)
-
-    def norm(self, src: int, dst: int, weight: Vector, eps: float, *, rows: str = "all") -> None:
-        """dst = src / sqrt(mean(src^2) + eps) * weight."""
-        barrier = self._barrier({src}, {dst})
-        self.program.add_op("norm", barrier=barrier, src=src, dst=dst, norm=weight, eps=eps, rows=rows)
+    def rms_norm(self, x: Rows, weight: Vector, eps: float, *, rows: RowSet | None = None) -> Rows:
+        """x / sqrt(mean(x^2) + eps) * weight; with rows="out", of those rows whose output is asked for."""
+        made = self._rows(x.width, rows or x.rows)
+        self.ops.append(ops.Norm(x.number, made.number, weight, eps))
+        return made
 
     def linear(
         self,
-        src: int,
-        dst: int,
-        weights: PackedLinear,
+        x: Rows,
+        weights: LinearMap,
         *,
-        bias: Vector | None = None,
-        column_scale: Vector | None = None,
         scale: float = 1.0,
-        add: bool = False,
-        norm: Vector | None = None,
-        eps: float = 0.0,
         src_scale: float = 1.0,
-        rows: str = "all",
-    ) -> None:
-        """dst = or += (weights src + bias) * column_scale * scale.
+        column_scale: Vector | None = None,
+        rows: RowSet | None = None,
+    ) -> Rows:
+        """(weights (src_scale x) + bias) * column_scale * scale, with the bias that the map has."""
+        made = self._rows(weights.out_features, rows or x.rows)
+        op = ops.Linear(x.number, made.number, weights, weights.bias, column_scale, scale, src_scale)
+        self.ops.append(op)
+        return made
 
-        With norm [in_features], src is normalised first and multiplied by src_scale.
+    def glu(self, gate: Rows, up: Rows, gate_scale: float = 1.0) -> Rows:
+        """silu(gate_scale * gate) * up."""
+        made = self._rows(gate.width, gate.rows)
+        self.ops.append(ops.Glu(gate.number, up.number, made.number, gate.width, gate_scale))
+        return made
+
+    def head_norm(self, x: Rows, weight: Vector, eps: float) -> Rows:
+        """x with each of its heads of len(weight) normalised, as rms_norm; in place."""
+        head_dim = len(weight)
+        self.ops.append(ops.HeadNorm(x.number, x.width // head_dim, head_dim, weight, eps))
+        return x
+
+    def rope(self, x: Rows, head_dim: int) -> Rows:
+        """x with each of its heads rotated by its row's position; in place."""
+        self.ops.append(ops.Rope(x.number, x.width // head_dim, head_dim))
+        return x
+
+    def attention(
+        self,
+        layer: int,
+        q: Rows,
+        k: Rows,
+        v: Rows,
+        head_dim: int,
+        *,
+        causal: bool = True,
+        score_scale: float | None = None,
+    ) -> Rows:
+        """softmax(score_scale * q k^T) v, [num_rows, q's width]; k and v go into the cache of `layer`.
+
+        score_scale: 1 / sqrt(head_dim) if not given. Not causal, a row sees all rows of its sequence's step; no step
+        reads what another wrote, so all layers use one cache.
         """
-        barrier = self._barrier({src}, {dst})
-        self.program.add_op(
-            "linear", barrier=barrier, src=src, dst=dst, weights=weights, bias=bias, column_scale=column_scale,
-            scale=scale, epilogue="add" if add else "store", norm=norm, eps=eps, src_scale=src_scale, rows=rows,
-        )  # fmt: skip
+        layer, kv_heads = (layer if causal else 0), k.width // head_dim
+        made = self._rows(q.width)
+        self.ops.append(ops.CacheWrite(k.number, v.number, kv_heads, head_dim, layer))
+        scale = head_dim**-0.5 if score_scale is None else score_scale
+        heads = q.width // head_dim
+        self.ops.append(ops.Attention(q.number, made.number, heads, kv_heads, head_dim, layer, scale, causal))
+        return made
 
-    def swiglu(
-        self,
-        src: int,
-        dst: int,
-        gate_up: PackedLinear,
-        *,
-        bias: Vector | None = None,
-        gate_scale: float = 1.0,
-        norm: Vector | None = None,
-        eps: float = 0.0,
-    ) -> None:
-        """dst = silu(gate_scale * gate) * up; the rows of gate and up come interleaved in groups of 16."""
-        barrier = self._barrier({src}, {dst})
-        self.program.add_op(
-            "linear", barrier=barrier, src=src, dst=dst, weights=gate_up, bias=bias, gate_scale=gate_scale,
-            epilogue="swiglu", norm=norm, eps=eps,
-        )  # fmt: skip
+    def conv(self, x: Rows, column: int, weight: NDArray[np.float32], bias: Vector | None) -> Rows:
+        """silu(bias + causal depthwise convolution) of x from `column` on; weight: [d_conv, channels]."""
+        made = self._rows(weight.shape[1])
+        self.ops.append(ops.Conv(x.number, made.number, column, weight, bias))
+        return made
 
-    def qkv(
-        self,
-        src: int,
-        dst: int,
-        weights: PackedLinear,
-        heads: Heads,
-        *,
-        bias: Vector | None = None,
-        norm: Vector | None = None,
-        eps: float = 0.0,
-        src_scale: float = 1.0,
-    ) -> None:
-        """dst = q | k | v of src, heads finished, k and v in the cache; in one op where heads are whole panels."""
-        fused = heads.head_dim % 16 == 0
-        cache = ("kv", heads.layer)
-        barrier = self._barrier({src}, {dst, cache} if fused else {dst})
-        fields: dict[str, Any] = {
-            "num_heads": heads.num_heads, "num_kv_heads": heads.num_kv_heads, "head_dim": heads.head_dim,
-            "layer": heads.layer, "causal": heads.causal, "q_norm": heads.q_norm, "k_norm": heads.k_norm,
-            "key_scale": heads.key_scale,
-        }  # fmt: skip
-        if fused and heads.eps not in (0.0, eps):
-            raise ValueError(f"heads with eps {heads.eps} inside a projection with eps {eps}")
-        self.program.add_op(
-            "linear", barrier=barrier, src=src, dst=dst, weights=weights, bias=bias, norm=norm, eps=eps,
-            src_scale=src_scale, fused_heads=fused, **(fields if fused else {}),
-        )  # fmt: skip
-        if not fused:
-            barrier = self._barrier({dst}, {dst, cache})
-            self.program.add_op("heads", barrier=barrier, src=dst, eps=heads.eps, **fields)
-
-    def attention(self, qkv: int, dst: int, heads: Heads) -> None:
-        """dst = softmax(q k^T / sqrt(head_dim)) v."""
-        barrier = self._barrier({qkv, ("kv", heads.layer)}, {dst, "attention partials"})
-        self.program.add_op(
-            "attention", barrier=barrier, src=qkv, dst=dst, num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads,
-            head_dim=heads.head_dim, layer=heads.layer, causal=heads.causal, score_scale=heads.head_dim**-0.5,
-        )  # fmt: skip
-
-    def conv(self, src: int, column: int, dst: int, weight: Vector, bias: Vector | None) -> None:
-        """dst = silu(bias + causal depthwise convolution of src from `column` on); weight: [d_conv, channels]."""
-        barrier = self._barrier({src}, {dst})
-        self.program.add_conv(src, column, dst, weight, bias, barrier=barrier)
-
-    def time_steps(
-        self, src: int, column: int, dst: int, bias: Vector, rate: Vector, limit: tuple[float, float]
-    ) -> None:
-        """dst = step | decay of each head: step = softplus(src + bias) within limit, decay = exp(step * rate)."""
-        barrier = self._barrier({src}, {dst})
-        self.program.add_time_steps(src, column, dst, bias, rate, *limit, barrier=barrier)
+    def time_steps(self, x: Rows, column: int, bias: Vector, rate: Vector, limit: tuple[float, float]) -> Rows:
+        """step | decay of each head: softplus(x + bias) within limit, and exp(step * rate)."""
+        made = self._rows(2 * len(bias))
+        self.ops.append(ops.TimeSteps(x.number, made.number, column, bias, rate, *limit))
+        return made
 
     def scan(
         self,
-        src: int,
-        steps: int,
-        dst: int,
+        x: Rows,
+        steps: Rows,
         skip: Vector,
         *,
         head_dim: int,
         num_groups: int,
         d_state: int,
-        gate: int | None = None,
-    ) -> None:
-        """dst = y silu(gate): state = decay state + step x B^T, y = state C + skip x, where src = x | B | C."""
-        barrier = self._barrier({src, steps} if gate is None else {src, steps, gate}, {dst})
-        self.program.add_scan(
-            src, steps, dst, skip, head_dim=head_dim, num_groups=num_groups, d_state=d_state, gate=gate, barrier=barrier
-        )
+        gate: Rows | None = None,
+    ) -> Rows:
+        """The selective scan of x = x | B | C, times silu of the first columns of gate, where there is one."""
+        made = self._rows(len(skip) * head_dim)
+        first = None if gate is None else gate.number
+        op = ops.Scan(x.number, steps.number, made.number, skip, head_dim, num_groups, d_state, first)
+        self.ops.append(op)
+        return made
 
     def gated_norm(
-        self, src: int, gate: int, dst: int, weight: Vector, eps: float, *, num_groups: int, norm_before_gate: bool
-    ) -> None:
-        """dst = rms_norm(src silu(gate)) weight, or rms_norm(src) weight silu(gate), in num_groups slices."""
-        barrier = self._barrier({src, gate}, {dst})
-        self.program.add_gated_norm(
-            src, gate, dst, weight, eps=eps, num_groups=num_groups, norm_before_gate=norm_before_gate, barrier=barrier
-        )
+        self, x: Rows, gate: Rows, weight: Vector, eps: float, *, num_groups: int, norm_before_gate: bool
+    ) -> Rows:
+        """rms_norm(x silu(gate)) weight, or rms_norm(x) weight silu(gate), in num_groups slices; in place."""
+        op = ops.GatedNorm(x.number, gate.number, x.number, weight, eps, num_groups, norm_before_gate)
+        self.ops.append(op)
+        return x
 
-    def argmax(self, src: int = OUTPUT) -> None:
-        """The best id of each row of src, into the caller's argmax array."""
-        barrier = self._barrier({src}, {"argmax"})
-        self.program.add_op("argmax", barrier=barrier, src=src)
+    def output(self, x: Rows) -> None:
+        """x, of the rows asked for, is what a step gives its caller: as it is, and the index of each row's best."""
+        self.ops = [_renamed(op, {x.number: ops.OUTPUT}) for op in self.ops]
+        self.ops.append(ops.Argmax(ops.OUTPUT, x.width))
 
-    def _barrier(self, reads: set[Hashable], writes: set[Hashable]) -> bool:
-        """Whether this op must wait for the other threads."""
-        needed = bool(reads & self._written or writes & (self._written | self._read))
-        if needed:
-            self._read, self._written = set(), set()
-        self._read |= reads
-        self._written |= writes
-        return needed
+    def finish(self, pack: Callable[[Any], Any], *, fused: bool = True) -> Program:
+        """The program: fused, in few buffers, checked, with `pack` applied to each of its maps."""
+        steps, buffers = fuse(self.ops, self.buffers) if fused else (self.ops, self.buffers)
+        return finish(*_shared(steps, buffers), pack)
+
+    def _rows(self, width: int, rows: RowSet = "all") -> Rows:
+        self.buffers.append(Buffer(width, rows))
+        return Rows(self, len(self.buffers) - 1, width, rows)
+
+
+_NUMBERS = ("src", "src2", "gate", "dst")
+
+
+def _buffers_of(op: Op) -> list[int]:
+    """The buffers that an op touches, those that it reads first."""
+    found = (getattr(op, field, None) for field in _NUMBERS)
+    return [number for number in found if number is not None and number != ops.OUTPUT]
+
+
+def _renamed(op: Op, names: dict[int, int]) -> Op:
+    changes = {
+        field: names[number]
+        for field in _NUMBERS
+        if (number := getattr(op, field, None)) is not None and number in names
+    }
+    return replace(op, **changes) if changes else op  # type: ignore[type-var]
+
+
+def _shared(steps: Iterable[Op], buffers: Sequence[Buffer]) -> tuple[list[Op], list[Buffer]]:
+    """The same with as few buffers as there are rows of a width that are needed at one time."""
+    steps = list(steps)
+    last = {number: i for i, op in enumerate(steps) for number in _buffers_of(op)}
+    names: dict[int, int] = {}
+    kept: list[Buffer] = []
+    free: dict[Buffer, list[int]] = {}
+    made = []
+    for i, op in enumerate(steps):
+        touched = dict.fromkeys(_buffers_of(op))
+        for number in touched:
+            if number not in names:
+                unused = free.get(buffers[number])
+                if not unused:
+                    kept.append(buffers[number])
+                names[number] = unused.pop(0) if unused else len(kept) - 1
+        made.append(_renamed(op, names))
+        for number in touched:
+            if last[number] == i:
+                free.setdefault(buffers[number], []).append(names[number])
+    return made, kept

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
+from typing import Any
 
 from fastcore._kernels import Program
 from fastcore.checkpoints.checkpoint import Checkpoint
@@ -10,25 +11,25 @@ from fastcore.checkpoints.open import ModelPath, opened
 from fastcore.errors import UnsupportedModelError
 from fastcore.locks import cached_property
 from fastcore.model.config import ModelConfig
+from fastcore.model.program import without_head
 from fastcore.model.recorder import Recorder
 from fastcore.model.rope import RopeTable
-from fastcore.model.weights import Weights
+from fastcore.model.weights import LinearMap, Weights
 
-__all__ = ["MODELS", "Model", "load_model", "record_model"]
+__all__ = ["MODELS", "Model", "load_model", "record_model", "record_program"]
 
-# model_type -> module of this package that records it; "pii_masking" stands for every token classifier
+# model_type -> module of this package that records it, of language models
 MODELS = {
     "falcon_h1": "falcon_h1",
     "llama": "llama",
-    "pii_masking": "pii_masking",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class Model:
-    """A recorded program with its packed weights. Shared freely: only the rope table grows, under a lock.
+    """A program with its packed weights. Shared freely: only the rope table grows, under a lock.
 
     weight_bytes: of everything packed, each matrix counted once.
     """
@@ -39,12 +40,12 @@ class Model:
     rope: RopeTable = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.rope = RopeTable(self.config.rope, self.config.head_dim)
+        object.__setattr__(self, "rope", RopeTable(self.config.rope, self.config.head_dim))
 
     @cached_property
     def backbone(self) -> Program:
         """The program without its head: the output is the hidden states after the last norm, [num_out, hidden_size]."""
-        return self.program.without_head()
+        return without_head(self.program)
 
 
 def load_model(source: ModelPath | Checkpoint, dtype: str = "auto", num_threads: int = 1) -> Model:
@@ -56,15 +57,27 @@ def load_model(source: ModelPath | Checkpoint, dtype: str = "auto", num_threads:
         return record_model(checkpoint.config(), Weights(checkpoint, dtype, num_threads))
 
 
-def record_model(config: ModelConfig, weights: Weights) -> Model:
-    """Record the config's architecture over these weights."""
-    if config.model_type not in MODELS:
+def record_model(config: ModelConfig, weights: Weights, *, fused: bool = True) -> Model:
+    """Record the config's architecture over these weights, and pack them. fused: False leaves the ops plain."""
+    program = record_program(config, weights, weights.pack, fused=fused)
+    maps = {id(packed): packed for packed in program.weights if packed is not None}
+    return Model(config, program, sum(packed.nbytes for packed in maps.values()) + weights.vector_bytes)
+
+
+def record_program(
+    config: ModelConfig, weights: Weights, pack: Callable[[LinearMap], Any], *, fused: bool = True
+) -> Program:
+    """The program of the config's architecture, checked, with `pack` applied to its maps."""
+    if config.is_token_classifier:
+        module = "token_classifier"
+    elif config.model_type in MODELS:
+        module = MODELS[config.model_type]
+    else:
         raise UnsupportedModelError(
             f"model_type {config.model_type!r} is not supported; supported: {', '.join(sorted(MODELS))}"
         )
-    name = "pii_masking" if config.is_token_classifier else config.model_type
-    record: Callable[[Recorder, ModelConfig, Weights], None] = import_module(f"fastcore.models.{MODELS[name]}").record
+    record: Callable[[Recorder, ModelConfig, Weights], None] = import_module(f"fastcore.models.{module}").record
     recorder = Recorder()
     record(recorder, config, weights)
     weights.finish()
-    return Model(config, recorder.program, weights.nbytes)
+    return recorder.finish(pack, fused=fused)

@@ -85,7 +85,6 @@ static fc_op linear(int src, int dst, int n, int k, fc_dtype dtype, const float 
                    .barrier = 1,
                    .src = src,
                    .dst = dst,
-                   .row_set = FC_ROWS_ALL,
                    .dtype = (int32_t)dtype,
                    .n = n,
                    .k = k,
@@ -217,7 +216,7 @@ static uint64_t check_model(void)
     ops[count] = linear(X, FC_BUFFER_OUTPUT, VOCAB, HIDDEN, FC_BF16, norm);
     free((void *)ops[count].weights);
     ops[count].weights = ops[0].weights;
-    ops[count++].row_set = FC_ROWS_OUT;
+    count++;
     ops[count++] = (fc_op){.kind = FC_OP_ARGMAX, .barrier = 1, .src = FC_BUFFER_OUTPUT, .n = VOCAB};
     fc_program program = {ops, buffers, count, BUFFERS};
 

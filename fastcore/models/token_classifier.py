@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from fastcore.errors import CheckpointError
 from fastcore.model.config import ModelConfig, PiiConfig
-from fastcore.model.recorder import OUTPUT, Recorder
-from fastcore.model.weights import Weights
-from fastcore.models.llama import record_backbone
+from fastcore.model.recorder import Recorder
+from fastcore.model.weights import LinearMap, Weights
+from fastcore.models.qwen3 import record_backbone
 from fastcore.pii.spans import Labels, OperatingPoint
 
 __all__ = ["Decoding", "decoding", "record"]
@@ -24,24 +24,19 @@ __all__ = ["Decoding", "decoding", "record"]
 _B_BIAS, _E_BIAS, _MASK = "viterbi.b_bias", "viterbi.e_bias", "viterbi.transition_mask"
 
 
-def record(recorder: Recorder, config: ModelConfig, weights: Weights) -> None:
-    """Record token ids -> scores [num_out, num_token_labels], and the sensitivity column where there is one."""
+def record(m: Recorder, config: ModelConfig, weights: Weights) -> None:
+    """Token ids -> scores [num_out, num_token_labels], and the sensitivity column where there is one."""
     published = config.model_type == "pii_masking"
-    prefix, hidden = "backbone." if published else "model.", config.hidden_size
-    buffers, _ = record_backbone(recorder, config, weights, prefix, qk_norm=True)
+    hidden, _ = record_backbone(m, config, weights.under("backbone" if published else "model"))
     heads = _heads(config)
     biased = any(f"{name}.bias" in weights for name, _ in heads)
-    recorder.linear(
-        buffers.hidden,
-        OUTPUT,
-        weights.linear([(f"{name}.weight", rows) for name, rows in heads], hidden, dtype="f32"),
-        bias=weights.stacked_bias([(f"{name}.bias", rows) for name, rows in heads]) if biased else None,
-        norm=weights.vector(f"{prefix}norm.weight", hidden),
-        eps=config.rms_norm_eps,
-        rows="out",
-    )
-    if published:
-        weights.ignore([_B_BIAS, _E_BIAS, _MASK])  # read by `decoding`
+    maps = [weights.linear(name, rows, config.hidden_size, bias=biased, dtype="f32") for name, rows in heads]
+    m.output(m.linear(hidden, LinearMap.stacked(maps)))
+    if published:  # read by `decoding`
+        labels = _pii(config).num_token_labels
+        weights.known(_B_BIAS, (), (1,))
+        weights.known(_E_BIAS, (), (1,))
+        weights.known(_MASK, (labels, labels), dtypes=("BOOL",))
 
 
 def _heads(config: ModelConfig) -> list[tuple[str, int]]:
