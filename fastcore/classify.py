@@ -8,15 +8,17 @@ import math
 import re
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Unpack
 
 from fastcore._kernels import BLOCK_TOKENS, viterbi
 from fastcore.checkpoints.checkpoint import Checkpoint
 from fastcore.checkpoints.open import ModelPath, opened
+from fastcore.engine.holder import ModelHolder, is_whole
 from fastcore.engine.passage import Passage
 from fastcore.engine.scheduler import MAX_ROWS, MAX_RUNNING, Caller, Results, Scheduler
 from fastcore.engine.state import StatePool
@@ -25,117 +27,22 @@ from fastcore.locks import cached_property
 from fastcore.model.weights import Weights
 from fastcore.models import record_model
 from fastcore.models.token_classifier import decoding
-from fastcore.pii.masking import MaskedText, MaskingRules, Operator
-from fastcore.pii.spans import (
-    Entity,
-    Span,
-    Window,
-    decode_spans,
-    merge_windows,
-    operating_point,
-    plan_windows,
-    utf8_offsets,
-    utf16_offsets,
-)
+from fastcore.pii.classification import OFFSETS, Classification, TokenScores
+from fastcore.pii.masking import MaskedText, MaskingOptions, MaskingRules, Operator
+from fastcore.pii.spans import Span, Window, decode_spans, merge_windows, operating_point, plan_windows
 from fastcore.threads import resolve_num_threads
 
 if TYPE_CHECKING:
     from fastcore.text.tokenizer import Tokenizer
 
-__all__ = ["Classification", "TokenClassifier", "TokenScores"]
+__all__ = ["OFFSETS", "Classification", "TokenClassifier", "TokenScores"]
 
 LONG_TEXT = ("windows", "error", "truncate")
-OFFSETS = ("code_points", "utf8", "utf16")
 OVERLAP = 128
 
+TokenIds = Sequence[int] | NDArray[np.integer[Any]]
+TokenLogits = tuple[NDArray[np.float32], float | None]
 T = TypeVar("T")
-
-
-# ---- Results
-
-
-@dataclass(frozen=True)
-class TokenScores:
-    """What the model says of one text, token by token.
-
-    token_ids: as read; `num_tokens` is what the text has, more where a truncated text lost some.
-    offsets: the code points of the text that each token stands for; empty for one that the tokenizer added.
-    logits: f32 [len(token_ids), num_labels].
-    sensitivity_logit: the highest of the text's windows, so that one sensitive passage is not averaged away by a long
-    text; None if the model has no such head.
-    windows: ranges of tokens.
-    """
-
-    text: str = field(repr=False)
-    token_ids: list[int] = field(repr=False)
-    offsets: list[Span] = field(repr=False)
-    logits: NDArray[np.float32] = field(repr=False)
-    sensitivity_logit: float | None
-    num_tokens: int
-    windows: tuple[Window, ...]
-
-    @property
-    def covered(self) -> bool:
-        """Whether the whole text was read."""
-        return len(self.token_ids) == self.num_tokens
-
-
-@dataclass(frozen=True)
-class Classification:
-    """The entities of one text, in order and disjoint, with offsets in code points.
-
-    sensitivity_logit: see TokenScores.
-    num_tokens: of the text. windows: how many it was read in, 0 for a text without tokens.
-    covered: whether all of it was read, which is false only for a truncated one.
-    """
-
-    text: str = field(repr=False)
-    entities: tuple[Entity, ...]
-    sensitivity_logit: float | None
-    num_tokens: int
-    windows: int
-    covered: bool
-
-    @property
-    def sensitivity(self) -> float | None:
-        """From 0 to 1; None if the model has no sensitivity head."""
-        return None if self.sensitivity_logit is None else _sigmoid(self.sensitivity_logit)
-
-    def spans(self, offsets: str = "code_points") -> list[Span]:
-        """Start and end of each entity in code_points, in bytes (utf8), or in 16-bit units as in JavaScript (utf16)."""
-        spans = [(entity.start, entity.end) for entity in self.entities]
-        if offsets not in OFFSETS:
-            raise ValueError(f"offsets is {offsets!r}; expected one of {', '.join(OFFSETS)}")
-        if offsets == "code_points":
-            return spans
-        return utf8_offsets(self.text, spans) if offsets == "utf8" else utf16_offsets(self.text, spans)
-
-    def check_covered(self) -> None:
-        """Raise ContextLengthError for a text that was not read to its end: nothing is known of its rest."""
-        if not self.covered:
-            raise ContextLengthError(
-                f"the text has {self.num_tokens} tokens and not all of them were read, so that the rest would show; "
-                "use long_text='windows'"
-            )
-
-    def mask(self, rules: MaskingRules, mapping: Mapping[str, str] | None = None) -> MaskedText:
-        """The text with its entities replaced: MaskingRules.mask says how. Raises as check_covered does."""
-        self.check_covered()
-        return rules.mask(self.text, self.entities, mapping)
-
-    def to_dict(self, offsets: str = "code_points") -> dict[str, Any]:
-        """Everything but the text itself, ready for JSON."""
-        return {
-            "entities": [
-                {"label": entity.label, "start": start, "end": end, "text": entity.text, "score": entity.score}
-                for entity, (start, end) in zip(self.entities, self.spans(offsets), strict=True)
-            ],
-            "sensitivity": self.sensitivity,
-            "sensitivity_logit": self.sensitivity_logit,
-            "num_tokens": self.num_tokens,
-            "windows": self.windows,
-            "covered": self.covered,
-        }
 
 
 # ---- One text on its way
@@ -159,7 +66,7 @@ class _Reading:
 # ---- The classifier
 
 
-class TokenClassifier:
+class TokenClassifier(ModelHolder):
     """A token classifier on this machine's CPU, such as the PII model.
 
     model: a folder, a hub id or a named model, or a checkpoint that is open already.
@@ -173,7 +80,10 @@ class TokenClassifier:
     operating_point: "recall", "precision", or the two biases (b_bias, e_bias); None is the checkpoint's own.
 
     Safe to use from several threads: their texts share steps, and each gets the result it would get alone.
+    `close()`, or the end of `with TokenClassifier(...) as pii`, frees its memory.
     """
+
+    _held: ClassVar[tuple[str, ...]] = ("model", "_scheduler", "tokenizer")
 
     def __init__(
         self,
@@ -199,7 +109,11 @@ class TokenClassifier:
             self.max_seq_len = _window(max_seq_len, self.config.pii.max_seq_len, self.config.context_length)
             self.long_text = long_text
             self.overlap = min(OVERLAP, self.max_seq_len // 4) if overlap is None else overlap
-            if not 0 <= self.overlap < self.max_seq_len:
+            if (
+                isinstance(self.overlap, bool)
+                or not isinstance(self.overlap, int)
+                or not 0 <= self.overlap < self.max_seq_len
+            ):
                 raise ValueError(
                     f"overlap is {overlap!r}; expected a number of tokens from 0 to {self.max_seq_len - 1}"
                 )
@@ -223,10 +137,16 @@ class TokenClassifier:
         return tokenizer
 
     @overload
-    def __call__(self, texts: str, *, boundaries: Sequence[int] = ()) -> Classification: ...
+    def __call__(  # type: ignore[overload-overlap]  # a string is a collection of strings
+        self, texts: str, *, boundaries: Sequence[int] = ()
+    ) -> Classification: ...
     @overload
-    def __call__(self, texts: Iterable[str], *, boundaries: Sequence[int] = ()) -> Any: ...
-    def __call__(self, texts: str | Iterable[str], *, boundaries: Sequence[int] = ()) -> Any:
+    def __call__(self, texts: Collection[str], *, boundaries: Sequence[int] = ()) -> list[Classification]: ...
+    @overload
+    def __call__(self, texts: Iterator[str], *, boundaries: Sequence[int] = ()) -> Results[Classification]: ...
+    def __call__(
+        self, texts: str | Iterable[str], *, boundaries: Sequence[int] = ()
+    ) -> Classification | list[Classification] | Results[Classification]:
         """The entities of a text, or of each of many.
 
         A list gives a list. An iterator gives an iterator, which reads ahead by no more than one step and so needs the
@@ -236,58 +156,88 @@ class TokenClassifier:
         return self._shaped(texts, self._classification, boundaries)
 
     @overload
-    def score(self, texts: str, *, boundaries: Sequence[int] = ()) -> TokenScores: ...
+    def score(  # type: ignore[overload-overlap]
+        self, texts: str, *, boundaries: Sequence[int] = ()
+    ) -> TokenScores: ...
     @overload
-    def score(self, texts: Iterable[str], *, boundaries: Sequence[int] = ()) -> Any: ...
-    def score(self, texts: str | Iterable[str], *, boundaries: Sequence[int] = ()) -> Any:
+    def score(self, texts: Collection[str], *, boundaries: Sequence[int] = ()) -> list[TokenScores]: ...
+    @overload
+    def score(self, texts: Iterator[str], *, boundaries: Sequence[int] = ()) -> Results[TokenScores]: ...
+    def score(
+        self, texts: str | Iterable[str], *, boundaries: Sequence[int] = ()
+    ) -> TokenScores | list[TokenScores] | Results[TokenScores]:
         """The tokens of a text and the scores of their labels, before any decision; arguments as in a call."""
         return self._shaped(texts, self._scores, boundaries)
 
+    @overload
+    def mask(  # type: ignore[overload-overlap]
+        self,
+        texts: str,
+        operator: Operator = "replace",
+        *,
+        mapping: Mapping[str, str] | None = None,
+        **options: Unpack[MaskingOptions],
+    ) -> MaskedText: ...
+    @overload
+    def mask(
+        self,
+        texts: Collection[str],
+        operator: Operator = "replace",
+        *,
+        mapping: Mapping[str, str] | None = None,
+        **options: Unpack[MaskingOptions],
+    ) -> list[MaskedText]: ...
+    @overload
+    def mask(
+        self,
+        texts: Iterator[str],
+        operator: Operator = "replace",
+        *,
+        mapping: Mapping[str, str] | None = None,
+        **options: Unpack[MaskingOptions],
+    ) -> Results[MaskedText]: ...
     def mask(
         self,
         texts: str | Iterable[str],
         operator: Operator = "replace",
         *,
-        per_label: Mapping[str, Operator | None] | None = None,
-        allow_list: Collection[str] = (),
-        threshold: float = 0.0,
-        keep: int = 0,
-        keep_from: str = "end",
-        mask_char: str = "*",
-        key: bytes | str | None = None,
         mapping: Mapping[str, str] | None = None,
-    ) -> Any:
+        **options: Unpack[MaskingOptions],
+    ) -> MaskedText | list[MaskedText] | Results[MaskedText]:
         """Replace the entities of a text, or of each of many: MaskingRules.mask says how. Shapes as in a call.
 
         A text that is not read to its end (long_text="truncate") raises ContextLengthError, since its rest would show.
         """
-        rules = MaskingRules(operator, per_label or {}, allow_list, threshold, keep, keep_from, mask_char, key)
+        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        rules = MaskingRules(operator, **given)
 
         def masked(reading: _Reading) -> MaskedText:
             return self._classification(reading).mask(rules, mapping)
 
         return self._shaped(texts, masked, ())
 
-    def logits(self, token_ids: Sequence[int] | Sequence[Sequence[int]]) -> Any:
+    @overload
+    def logits(self, token_ids: TokenIds) -> TokenLogits: ...
+    @overload
+    def logits(self, token_ids: Sequence[TokenIds]) -> list[TokenLogits]: ...
+    def logits(self, token_ids: TokenIds | Sequence[TokenIds]) -> TokenLogits | list[TokenLogits]:
         """(token logits f32 [num_tokens, num_labels], sensitivity logit or None) of token ids, or of each list of many.
 
         Raises ValueError for an id outside the vocabulary, ContextLengthError beyond max_seq_len, NonFiniteError.
         """
-        if len(token_ids) and not isinstance(token_ids[0], int | np.integer):
-            return [self.logits(ids) for ids in token_ids]  # type: ignore[arg-type]
-        ids = [self._token_id(token_id) for token_id in token_ids]  # type: ignore[arg-type]
-        if len(ids) > self.max_seq_len:
-            raise ContextLengthError(f"{len(ids)} tokens and the window holds {self.max_seq_len}")
-        windows = [Window(0, len(ids))] if ids else []
-        reading = _Reading("", ids, [(0, 0)] * len(ids), len(ids), windows)
-        scores = next(self._results([reading], self._scores))
-        return scores.logits, scores.sensitivity_logit
+        given: Any = token_ids
+        if len(given) and not isinstance(given[0], int | np.integer):
+            return [
+                (each.logits, each.sensitivity_logit) for each in self._results(map(self._ids, given), self._scores)
+            ]
+        only = next(self._results(iter([self._ids(given)]), self._scores))
+        return only.logits, only.sensitivity_logit
 
     # ---------------------------------------------------------------- many texts
 
     def _shaped(
         self, texts: str | Iterable[str], finish: Callable[[_Reading], T], boundaries: Sequence[int]
-    ) -> T | list[T] | Iterator[T]:
+    ) -> T | list[T] | Results[T]:
         """One result for a string, a list for what has a length, an iterator for an iterator."""
         if isinstance(texts, str):
             return next(self._results(iter([self._read(0, texts, boundaries)]), finish))
@@ -306,6 +256,13 @@ class TokenClassifier:
                 yield from map(finish, done)
 
         return Results(caller, results())
+
+    def _ids(self, token_ids: TokenIds) -> _Reading:
+        """Token ids as a text of one window."""
+        ids = [self._token_id(token_id) for token_id in token_ids]
+        if len(ids) > self.max_seq_len:
+            raise ContextLengthError(f"{len(ids)} tokens and the window holds {self.max_seq_len}")
+        return _Reading("", ids, [(0, 0)] * len(ids), len(ids), [Window(0, len(ids))] if ids else [])
 
     def _read(self, index: int, text: str, boundaries: Sequence[int]) -> _Reading:
         """Tokens and windows of a text. What is wrong with it is raised when its turn comes."""
@@ -387,7 +344,7 @@ _operating_point = operating_point
 def _window(asked: int | None, own: int, longest: int) -> int:
     if asked is None:
         return min(own, longest)
-    if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= longest:
+    if not is_whole(asked, 1, longest):
         raise ValueError(f"max_seq_len is {asked!r}; expected a whole number from 1 to the model's {longest}")
     return asked
 
@@ -395,7 +352,3 @@ def _window(asked: int | None, own: int, longest: int) -> int:
 def _mean(values: NDArray[np.float32]) -> float:
     """Exact in double but for one rounding, so the order of the tokens does not matter."""
     return math.fsum(values.tolist()) / len(values)
-
-
-def _sigmoid(x: float) -> float:
-    return 1.0 / (1.0 + math.exp(-x)) if x >= 0 else math.exp(x) / (1.0 + math.exp(x))

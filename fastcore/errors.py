@@ -4,6 +4,7 @@ __all__ = [
     "CacheFullError",
     "ChatTemplateError",
     "CheckpointError",
+    "ClosedError",
     "ContextLengthError",
     "Error",
     "ForkError",
@@ -60,6 +61,10 @@ class MaskingError(Error, ValueError):
 
 class ForkError(Error, RuntimeError):
     """The process forked while another thread used the model, which is half done in the child."""
+
+
+class ClosedError(Error, RuntimeError):
+    """The model was closed, and its memory is free."""
 
 
 class ModelNotFoundError(Error, FileNotFoundError):

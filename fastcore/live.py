@@ -2,33 +2,19 @@
 
 from typing import Any
 
+from typing_extensions import Unpack
+
 from fastcore.checkpoints.live import LiveCheckpoint
-from fastcore.llm import LLM
+from fastcore.llm import LLM, LLMOptions
 
 __all__ = ["from_transformers"]
 
 
-def from_transformers(
-    model: Any,
-    tokenizer: Any,
-    *,
-    dtype: str = "auto",
-    num_threads: int | None = None,
-    max_seq_len: int | None = None,
-    kv_cache_bytes: int | None = None,
-    kv_dtype: str = "f32",
-) -> LLM:
+def from_transformers(model: Any, tokenizer: Any, **options: Unpack[LLMOptions]) -> LLM:
     """An LLM that computes what a transformers causal language model in memory computes.
 
     model: in f32, f16 or bf16; its weights are packed one tensor at a time, and may be freed or changed afterwards.
-    tokenizer: its fast tokenizer; None for token ids alone. The other arguments are those of LLM. Raises
-    UnsupportedModelError and CheckpointError as for a folder.
+    tokenizer: its fast tokenizer; None for token ids alone. options: those of LLM. Raises UnsupportedModelError and
+    CheckpointError as for a folder.
     """
-    return LLM(
-        LiveCheckpoint(model, tokenizer),
-        dtype=dtype,
-        num_threads=num_threads,
-        max_seq_len=max_seq_len,
-        kv_cache_bytes=kv_cache_bytes,
-        kv_dtype=kv_dtype,
-    )
+    return LLM(LiveCheckpoint(model, tokenizer), **options)

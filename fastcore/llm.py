@@ -3,20 +3,23 @@
 import os
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Unpack
 
 from fastcore.checkpoints.checkpoint import Checkpoint
 from fastcore.checkpoints.open import ModelPath, opened
 from fastcore.engine import loglikelihood as loglikelihoods
 from fastcore.engine.completion import Chunk, Completion, completion, token_logprobs
+from fastcore.engine.holder import ModelHolder, is_whole
 from fastcore.engine.request import Request
-from fastcore.engine.sampling import Sampler, SamplingParams
+from fastcore.engine.sampling import Sampler, SamplingOptions, SamplingParams
 from fastcore.engine.scheduler import Scheduler
 from fastcore.engine.state import StatePool
-from fastcore.engine.text_stream import TextStream
+from fastcore.engine.text_stream import NoText, TextStream
 from fastcore.errors import ContextLengthError, UnsupportedModelError
 from fastcore.models import Model, load_model
 from fastcore.text import chat_template
@@ -25,197 +28,185 @@ from fastcore.threads import resolve_num_threads
 if TYPE_CHECKING:
     from fastcore.text.tokenizer import Tokenizer
 
-__all__ = ["LLM", "Completion"]
+__all__ = ["LLM", "Completion", "LLMOptions"]
 
 DEFAULT_MAX_TOKENS = 256
+ADDRESS_BYTES = 1 << 47  # that a process can address
 KV_CACHE_BYTES = 4 << 30  # by default, or a quarter of the machine's memory where that is less
 
-Prompt = str | Sequence[int]
+Array = NDArray[np.float32]
+TokenIds = Sequence[int] | NDArray[np.integer[Any]]
+Prompt = str | TokenIds
 Message = Mapping[str, Any]
 
 
-class LLM:
+class LLMOptions(TypedDict, total=False):
+    """How to load and run a language model.
+
+    dtype: auto (weights as stored; bf16 where they are quantised), the default | f32 | bf16 | f16.
+    num_threads: None, the default, is the physical cores that affinity and container quota leave.
+    max_seq_len: longest prompt and output together; None, the default, is the model's own.
+    kv_cache_bytes: cap of the KV cache, which grows only as it is used; None, the default, is 4 GiB, or a quarter of
+    the machine's memory where that is less.
+    kv_dtype: f32, the default | f16.
+    """
+
+    dtype: str
+    num_threads: int | None
+    max_seq_len: int | None
+    kv_cache_bytes: int | None
+    kv_dtype: str
+
+
+class LLM(ModelHolder):
     """A language model on this machine's CPU.
 
     model: a folder, a .gguf or .fh1w file, a hub id or a named model; None is the default model. Or a checkpoint that
-    is open already.
-    dtype: auto (weights as stored; bf16 where they are quantised) | f32 | bf16 | f16.
-    num_threads: None is the physical cores that affinity and container quota leave.
-    max_seq_len: longest prompt and output together; None is the model's own.
-    kv_cache_bytes: cap of the KV cache, which grows only as it is used. kv_dtype: f32 | f16.
+    is open already. Without a tokenizer it takes and gives token ids, and an error says what is missing for text.
+    options: dtype, num_threads, max_seq_len, kv_cache_bytes and kv_dtype, as LLMOptions says.
 
     Safe to use from several threads: their requests run as one batch, and each gets the result it would get alone.
+    `close()`, or the end of `with LLM(...) as llm`, frees its memory.
     """
 
-    def __init__(
-        self,
-        model: ModelPath | Checkpoint | None = None,
-        *,
-        dtype: str = "auto",
-        num_threads: int | None = None,
-        max_seq_len: int | None = None,
-        kv_cache_bytes: int | None = None,
-        kv_dtype: str = "f32",
-    ) -> None:
-        from fastcore.sources.registry import resolve
-        from fastcore.text.tokenizer import Tokenizer, missing_tokenizer
+    _held: ClassVar[tuple[str, ...]] = ("model", "pool", "_scheduler", "_tokenizer")
 
-        threads = resolve_num_threads(num_threads)
+    def __init__(self, model: ModelPath | Checkpoint | None = None, **options: Unpack[LLMOptions]) -> None:
+        from fastcore.sources.registry import resolve
+        from fastcore.text.tokenizer import Tokenizer
+
+        _check_options(options)
+        threads = options["num_threads"] = resolve_num_threads(options.get("num_threads"))
         with opened(model if isinstance(model, Checkpoint) else resolve(model)) as checkpoint:
-            loaded = load_model(checkpoint, dtype, threads)
+            loaded = load_model(checkpoint, options.get("dtype", "auto"), threads)
             tokenizer = Tokenizer.of(checkpoint)
-            if tokenizer is None:
-                raise missing_tokenizer(checkpoint.path)
-        self._start(loaded, tokenizer, threads, max_seq_len, kv_cache_bytes, kv_dtype)
+        self._start(loaded, tokenizer, checkpoint.path, options)
 
     @classmethod
-    def from_model(
-        cls,
-        model: Model,
-        tokenizer: "Tokenizer",
-        *,
-        num_threads: int | None = None,
-        max_seq_len: int | None = None,
-        kv_cache_bytes: int | None = None,
-        kv_dtype: str = "f32",
-    ) -> "LLM":
-        """An LLM around a model that is already loaded."""
+    def from_model(cls, model: Model, tokenizer: "Tokenizer | None", **options: Unpack[LLMOptions]) -> "LLM":
+        """An LLM around a model that is already loaded, whose dtype is settled. Its weights are shared."""
+        _check_options(options, without="dtype")
         llm = cls.__new__(cls)
-        llm._start(model, tokenizer, resolve_num_threads(num_threads), max_seq_len, kv_cache_bytes, kv_dtype)
+        llm._start(model, tokenizer, Path(), options)
         return llm
 
-    def _start(
-        self,
-        model: Model,
-        tokenizer: "Tokenizer",
-        num_threads: int,
-        max_seq_len: int | None,
-        kv_cache_bytes: int | None,
-        kv_dtype: str,
-    ) -> None:
+    def _start(self, model: Model, tokenizer: "Tokenizer | None", path: Path, options: LLMOptions) -> None:
         config = model.config
         if config.is_token_classifier:
             raise UnsupportedModelError(
                 f"{config.architectures} classifies tokens; open it with fastcore.TokenClassifier"
             )
-        longest = config.context_length
-        if max_seq_len is not None and not (
-            isinstance(max_seq_len, int) and not isinstance(max_seq_len, bool) and 1 <= max_seq_len <= longest
-        ):
+        longest, max_seq_len = config.context_length, options.get("max_seq_len")
+        if max_seq_len is not None and not is_whole(max_seq_len, 1, longest):
             raise ValueError(f"max_seq_len is {max_seq_len!r}; expected a whole number from 1 to the model's {longest}")
+        kv_cache_bytes = options.get("kv_cache_bytes")
         if kv_cache_bytes is None:
             kv_cache_bytes = min(KV_CACHE_BYTES, _memory_bytes() // 4)
+        if not is_whole(kv_cache_bytes, 0, ADDRESS_BYTES):
+            raise ValueError(f"kv_cache_bytes is {kv_cache_bytes!r}; expected a whole number from 0 to {ADDRESS_BYTES}")
         self.config = config
         self.model = model
-        self.tokenizer = tokenizer
-        self.num_threads = num_threads
-        self.pool = StatePool(model, kv_cache_bytes, kv_dtype)
+        self.num_threads = resolve_num_threads(options.get("num_threads"))
+        self.pool = StatePool(model, kv_cache_bytes, options.get("kv_dtype", "f32"))
         self.max_seq_len = min(max_seq_len or longest, self.pool.max_positions)
-        self._scheduler = Scheduler(model, self.pool, num_threads)
-        self.eos_token_ids = tuple(dict.fromkeys([*config.eos_token_ids, *tokenizer.eos_token_ids]))
+        self._scheduler = Scheduler(model, self.pool, self.num_threads)
+        self._tokenizer = tokenizer
+        self._path = path
+        endings = () if tokenizer is None else tokenizer.eos_token_ids
+        self.eos_token_ids = tuple(dict.fromkeys([*config.eos_token_ids, *endings]))
+
+    @property
+    def tokenizer(self) -> "Tokenizer":
+        """CheckpointError where the checkpoint has none."""
+        if self._tokenizer is None:
+            from fastcore.text.tokenizer import missing_tokenizer
+
+            raise missing_tokenizer(self._path)
+        return self._tokenizer
 
     # ---------------------------------------------------------------- generation
 
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a string is a sequence of strings
+        self, prompts: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
+    ) -> Completion: ...
+    @overload
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
+    ) -> list[Completion]: ...
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | None = None,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        logprobs: int | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> Any:
         """Complete a prompt (text or token ids), or each prompt of a list, as one batch.
 
-        params: all options; the keyword options replace its fields. Without max_tokens at most 256 new tokens come,
-        fewer where the context ends. Greedy unless a temperature is given. Returns a Completion, or a list of them for
-        a list; with n > 1, a list of n for each prompt. Raises ContextLengthError for a prompt beyond max_seq_len,
-        ValueError for an empty one, NonFiniteError where the model's logits are not numbers.
+        params: all options; keywords, which are the fields of SamplingParams, replace them one by one. Without
+        max_tokens at most 256 new tokens come, fewer where the context ends. Greedy unless a temperature is given.
+        Returns a Completion, or a list of them for a list; with n > 1 (which the types do not tell), a list of n for
+        each prompt. Raises ContextLengthError for a prompt beyond max_seq_len, ValueError for an empty one,
+        NonFiniteError where the model's logits are not numbers.
         """
-        params = _with_options(params, max_tokens, temperature, top_k, top_p, seed, stop, logprobs)
+        params = _with_options(params, options)
         batch, is_single = self._batch(prompts)
         results = self._complete(batch, params)
         return results[0] if is_single else results
 
     def stream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        logprobs: int | None = None,
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
     ) -> Generator[Chunk, None, None]:
         """Complete a prompt piece by piece; options as in generate. Closing the iterator stops the work."""
-        params = _with_options(params, max_tokens, temperature, top_k, top_p, seed, stop, logprobs)
-        return self._stream(self._prompt_ids(prompt), params)
+        return self._stream(self._prompt_ids(prompt), _with_options(params, options))
 
     def chat(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
         *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        logprobs: int | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         allow_special_tokens: bool = False,
         split_reasoning: bool = False,
-    ) -> Any:
+        **options: Unpack[SamplingOptions],
+    ) -> Completion:
         """Answer messages [{"role": ..., "content": ...}, ...] through the checkpoint's own chat template.
 
         tools and template_kwargs go to the template (for example {"enable_thinking": False}). allow_special_tokens: the
         text of a special token in a message is that token, and no longer mere text. split_reasoning: what the model
-        thinks between <think> and </think> becomes `Completion.reasoning`, and `text` is the answer alone. Returns as
-        generate does.
+        thinks between <think> and </think> becomes `Completion.reasoning`, and `text` is the answer alone. Options and
+        what is returned are those of generate.
         """
-        params = _with_options(params, max_tokens, temperature, top_k, top_p, seed, stop, logprobs)
+        params = _with_options(params, options)
         prompt, ids = self.tokenizer.chat_prompt(
             messages, tools=tools, template_kwargs=template_kwargs, allow_special_tokens=allow_special_tokens
         )
-        answer = self._complete([ids], params)[0]
+        answer: Any = self._complete([ids], params)[0]
         if not split_reasoning:
             return answer
         opened = prompt.rstrip().endswith("<think>")
-        return [_split(each, opened) for each in answer] if params.n > 1 else _split(answer, opened)
+        answer = [_split(each, opened) for each in answer] if params.n > 1 else _split(answer, opened)
+        return answer
 
     def stream_chat(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
         *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        logprobs: int | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         allow_special_tokens: bool = False,
+        **options: Unpack[SamplingOptions],
     ) -> Generator[Chunk, None, None]:
         """chat, piece by piece."""
-        params = _with_options(params, max_tokens, temperature, top_k, top_p, seed, stop, logprobs)
+        params = _with_options(params, options)
         ids = self.tokenizer.encode_chat(
             messages, tools=tools, template_kwargs=template_kwargs, allow_special_tokens=allow_special_tokens
         )
         return self._stream(ids, params)
 
     def _complete(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[Any]:
+        """Of each prompt a Completion, or with n > 1 a list of them."""
         pairs = [[self._request(ids, params, i) for i in range(params.n)] for ids in prompts]
         requests = [request for row in pairs for request, _ in row]
         for _ in self._scheduler.run(requests):
@@ -245,7 +236,10 @@ class LLM:
         wanted = DEFAULT_MAX_TOKENS if params.max_tokens is None else params.max_tokens
         endings = {*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}
         sampler = Sampler(params, self.config.vocab_size, token_ids, tuple(endings), seed_offset)
-        text = TextStream(self.tokenizer, token_ids, tuple(params.stop), endings)
+        if self._tokenizer is None and not params.stop:
+            text: TextStream = NoText(endings)
+        else:
+            text = TextStream(self.tokenizer, token_ids, tuple(params.stop), endings)
         request = Request(tuple(token_ids), params, sampler, min(wanted, room), frozenset(endings), text.push)
         return request, text
 
@@ -271,7 +265,11 @@ class LLM:
 
     # ---------------------------------------------------------------- logits
 
-    def logits(self, token_ids: Sequence[int] | Sequence[Sequence[int]]) -> Any:
+    @overload
+    def logits(self, token_ids: TokenIds) -> Array: ...
+    @overload
+    def logits(self, token_ids: Sequence[TokenIds]) -> list[Array]: ...
+    def logits(self, token_ids: TokenIds | Sequence[TokenIds]) -> Array | list[Array]:
         """Logits at every position, f32 [num_tokens, vocab_size]; for a list of sequences, a list of such arrays.
 
         The sequences of a list may differ in length; they share steps, and each gets the logits it would get alone.
@@ -286,7 +284,9 @@ class LLM:
     def loglikelihood(self, context: Prompt, continuation: Prompt) -> tuple[float, bool]: ...
     @overload
     def loglikelihood(self, context: Sequence[tuple[Prompt, Prompt]]) -> list[tuple[float, bool]]: ...
-    def loglikelihood(self, context: Any, continuation: Prompt | None = None) -> Any:
+    def loglikelihood(
+        self, context: Prompt | Sequence[tuple[Prompt, Prompt]], continuation: Prompt | None = None
+    ) -> tuple[float, bool] | list[tuple[float, bool]]:
         """How probable a continuation is: (sum of the logprobs of its tokens, whether greedy decoding would write it).
 
         Both are texts, or both lists of token ids. Texts are encoded together and cut where the context's own encoding
@@ -294,10 +294,10 @@ class LLM:
         model's beginning-of-sequence (else end-of-sequence) token. A list of (context, continuation) pairs gives a
         list, computed as one batch. Raises ContextLengthError where both do not fit the context.
         """
-        if continuation is not None:
-            return self.loglikelihood([(context, continuation)])[0]
-        pairs = [self._pair(*pair) for pair in context]
-        return loglikelihoods.loglikelihoods(self._scheduler, pairs, self.max_seq_len)
+        given: Any = context if continuation is None else [(context, continuation)]
+        pairs = [self._pair(*pair) for pair in given]
+        scores = loglikelihoods.loglikelihoods(self._scheduler, pairs, self.max_seq_len)
+        return scores if continuation is None else scores[0]
 
     @property
     def start_token_id(self) -> int | None:
@@ -369,36 +369,25 @@ def _split(reply: Completion, opened: bool) -> Completion:
     return replace(reply, text=answer, reasoning=reasoning)
 
 
-def _with_options(
-    params: SamplingParams | None,
-    max_tokens: int | None,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int | None,
-    stop: str | Sequence[str] | None,
-    logprobs: int | None,
-) -> SamplingParams:
-    """params with the given options in place of its fields."""
+def _with_options(params: SamplingParams | None, options: SamplingOptions) -> SamplingParams:
+    """params with the given options in place of its fields; an unknown one is a TypeError."""
     if params is not None and not isinstance(params, SamplingParams):
         raise TypeError(f"params is {type(params).__name__}; expected SamplingParams")
-    given = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "seed": seed,
-        "stop": stop,
-        "logprobs": logprobs,
-    }
-    return (params or SamplingParams()).replace(**{name: value for name, value in given.items() if value is not None})
+    return (params or SamplingParams()).replace(**{name: value for name, value in options.items() if value is not None})
+
+
+def _check_options(options: LLMOptions, without: str = "") -> None:
+    known = [name for name in LLMOptions.__annotations__ if name != without]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"unknown option {name!r}; known: {', '.join(known)}")
 
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence | np.ndarray)
 
 
-def _token_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
+def _token_ids(ids: TokenIds, vocab_size: int) -> list[int]:
     if not _is_list(ids):
         raise TypeError(f"a prompt is a string or a list of token ids, not {type(ids).__name__}")
     result = []

@@ -6,7 +6,9 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ThreadLimits", "default_num_threads", "resolve_num_threads", "thread_limits"]
+__all__ = ["MAX_THREADS", "ThreadLimits", "default_num_threads", "resolve_num_threads", "thread_limits"]
+
+MAX_THREADS = 1024  # of a step, FC_MAX_THREADS in csrc/fastcore.h
 
 TOO_MANY_A_CPU = 4
 
@@ -51,12 +53,13 @@ class ThreadLimits:
 
 
 def resolve_num_threads(num_threads: int | None) -> int:
-    """num_threads as given (at least 1), or the default. Warns of many more than there are CPUs."""
+    """num_threads as given (from 1 to MAX_THREADS), or the default. Warns of many more than there are CPUs."""
     if num_threads is None:
         return default_num_threads()
-    if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
+    if isinstance(num_threads, bool) or not isinstance(num_threads, int) or not 1 <= num_threads <= MAX_THREADS:
         raise ValueError(
-            f"num_threads is {num_threads!r}; expected a whole number from 1, or None for the machine's default"
+            f"num_threads is {num_threads!r}; expected a whole number from 1 to {MAX_THREADS}, or None for the "
+            "machine's default"
         )
     limits = thread_limits()
     if num_threads > TOO_MANY_A_CPU * limits.cpus:

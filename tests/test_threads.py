@@ -236,3 +236,9 @@ def test_threads_that_cannot_start_are_done_without(kind: str, room: int) -> Non
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("the same with")
+
+
+def test_the_bound_of_threads_is_the_kernels() -> None:
+    from fastcore import _kernels, threads
+
+    assert threads.MAX_THREADS == _kernels.MAX_THREADS

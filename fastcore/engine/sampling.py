@@ -23,7 +23,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from fastcore._kernels import WEIGHT_BLOCK, softmax_weights, sum_exp
 from fastcore.errors import NonFiniteError
 
-__all__ = ["Choice", "Sampler", "SamplingParams", "logprobs_of"]
+__all__ = ["Choice", "Sampler", "SamplingOptions", "SamplingParams", "logprobs_of"]
 
 GREEDY_TEMPERATURE = 1e-4  # up to here a temperature asks for the argmax: the rest would be drawn from rounding errors
 BLOCK = WEIGHT_BLOCK  # weights are summed in blocks of this many tokens
@@ -115,6 +115,28 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of SamplingParams as keywords of a call. None leaves a field as it is."""
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    seed: int | None
+    max_tokens: int | None
+    min_tokens: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool | None
+    logprobs: int | None
+    prompt_logprobs: int | None
+    logit_bias: Mapping[int, float] | None
+    n: int | None
 
 
 # ---- Checks of the options: each takes a field's name and value and returns the value in its plain Python type.

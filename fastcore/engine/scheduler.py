@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
-from fastcore.errors import CacheFullError
+from fastcore.errors import CacheFullError, ClosedError
 from fastcore.locks import Lock
 from fastcore.models import Model
 
@@ -25,6 +25,7 @@ MAX_ROWS = 512  # of a step: bounds the workspace, and how long a running sequen
 MAX_RUNNING = 128  # sequences that share steps
 MAX_RUNNING_EACH = 96  # of one caller, which leaves places for others
 LOGIT_BYTES = 1 << 27  # of outputs that a step may write
+CLOSED = "this model is closed; open it again to use it"
 WAIT_SECONDS = 0.001  # between looks for blocks that somebody holds outside the queue
 
 Array = NDArray[np.float32]
@@ -142,6 +143,7 @@ class Scheduler:
         self._lock = Lock()  # held during a step and around every change of the lists
         self._outputs: dict[str, Array] = {}  # where steps write, while there is work
         self._last_output = ""
+        self._is_closed = False
 
     @property
     def num_requests(self) -> int:
@@ -206,6 +208,8 @@ class Scheduler:
         """Let the works take part in the steps to come. What can never fit the pool ends with an error at once."""
         caller = caller or Caller()
         with self._lock.usable():
+            if self._is_closed:
+                raise ClosedError(CLOSED)
             for work in works:
                 needed, bound = work.num_positions, self.pool.max_positions
                 if needed > bound:
@@ -231,6 +235,18 @@ class Scheduler:
             for caller in self._callers:
                 caller.waiting = deque(work for work in caller.waiting if work.finish_reason is None)
             self._tidy()
+
+    def close(self) -> None:
+        """Wait for the step that runs, end all works with ClosedError, and let go of model and pool."""
+        with self._lock.usable():
+            if not self._is_closed:
+                self._is_closed = True
+                for caller in self._callers:
+                    for work in (*caller.running, *caller.waiting):
+                        work.finish("error", ClosedError(CLOSED))
+                    caller.waiting.clear()
+                self._tidy()
+                del self.model, self.pool
 
     def _advance(self, works: Sequence[Work]) -> bool:
         """Run a step unless the works are done; False if they were."""

@@ -16,6 +16,8 @@ from fastcore.models import Model
 
 __all__ = ["Piece", "SequenceState", "StatePool", "run_step"]
 
+MAX_BLOCKS = 1 << 20  # a list of the free ones is kept
+
 
 class StatePool:
     """Blocks of KV cache under a byte cap, and the workspace that steps over them run in, one at a time.
@@ -34,7 +36,7 @@ class StatePool:
         probe = KVBlocks(layers, config.num_key_value_heads, config.head_dim, kv_dtype, 1)
         self.block_bytes = probe.block_bytes
         self.state_blocks = -(-model.program.state_bytes // self.block_bytes)
-        self.num_blocks = max(1 + self.state_blocks, max_bytes // self.block_bytes)
+        self.num_blocks = max(1 + self.state_blocks, min(MAX_BLOCKS, max_bytes // self.block_bytes))
         self.kv = KVBlocks(layers, config.num_key_value_heads, config.head_dim, kv_dtype, self.num_blocks)
         self.workspace = Workspace()
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fastcore.text.tokenizer import Tokenizer
 
-__all__ = ["TextStream"]
+__all__ = ["NoText", "TextStream"]
 
 FIRST_MARK = 0xD800  # a surrogate, which no text holds, stands for a hidden token that a stop string names
 
@@ -73,6 +73,22 @@ class TextStream:
         """Settle the first code points of what is pending."""
         shown, self._pending = self._pending[:count], self._pending[count:]
         self.text += shown.translate(self._unmarked) if self._marks else shown
+
+
+class NoText(TextStream):
+    """The stream of a model without a tokenizer: it ends where the tokens say, and its text stays empty."""
+
+    def __init__(self, ending_ids: Collection[int]) -> None:
+        self.text = ""
+        self.offsets = []
+        self._ending_ids = ending_ids
+
+    def push(self, token_id: int, may_stop: bool = True) -> bool:
+        self.offsets.append(0)
+        return may_stop and token_id in self._ending_ids
+
+    def finish(self) -> None:
+        pass
 
 
 def _overlap(text: str, stop: str) -> int:

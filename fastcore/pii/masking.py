@@ -14,10 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypedDict
 
 from fastcore.pii.spans import Entity, belongs_to_previous, trimmed
 
-__all__ = ["OPERATORS", "MaskedItem", "MaskedText", "MaskingRules", "Operator", "mask_text", "unmask"]
+__all__ = ["OPERATORS", "MaskedItem", "MaskedText", "MaskingOptions", "MaskingRules", "Operator", "mask_text", "unmask"]
 
 OPERATORS = ("replace", "placeholder", "mask", "hash", "redact")
 Operator = str | Callable[[Entity], str]
@@ -48,6 +49,18 @@ class MaskedText:
     def unmask(self) -> str:
         """The text with its placeholders undone: the original, where "placeholder" was the only operator."""
         return unmask(self.text, self.mapping)
+
+
+class MaskingOptions(TypedDict, total=False):
+    """The fields of MaskingRules but the operator, as keywords of a call. None leaves a field as it is."""
+
+    per_label: Mapping[str, Operator | None] | None
+    allow_list: Collection[str]
+    threshold: float
+    keep: int
+    keep_from: str
+    mask_char: str
+    key: bytes | str | None
 
 
 @dataclass(frozen=True)

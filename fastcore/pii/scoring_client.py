@@ -45,7 +45,9 @@ def compare_scoring(
             f"{scoring_url} serves pruning_scores {list(served_logits.shape)}; the model gives {list(logits.shape)}"
         )
     delta = np.abs(logits.astype(np.float64) - served_logits)
-    both = sensitivity is not None and served_sensitivity is not None
+    sensitivity_delta = None
+    if sensitivity is not None and served_sensitivity is not None:
+        sensitivity_delta = round(abs(sensitivity - served_sensitivity), 6)
     return {
         "tokens": len(token_ids),
         "max_abs_delta": round(float(delta.max(initial=0)), 5),
@@ -54,7 +56,7 @@ def compare_scoring(
         "argmax_agreement": f"{int((logits.argmax(-1) == served_logits.argmax(-1)).sum())}/{len(token_ids)}",
         "sensitivity_ref": None if sensitivity is None else round(sensitivity, 5),
         "sensitivity_served": None if served_sensitivity is None else round(served_sensitivity, 5),
-        "sensitivity_delta": round(abs(sensitivity - served_sensitivity), 6) if both else None,
+        "sensitivity_delta": sensitivity_delta,
         "same_token_ids": classifier.tokenizer.encode(text) == token_ids,
     }
 
