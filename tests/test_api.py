@@ -163,9 +163,9 @@ def test_a_template_that_renders_nothing_is_an_error_and_stops_nobody(tmp_path: 
     other = llm.stream([5, 6], FOREVER)
     next(other)
     messages = [{"role": "user", "content": "hi"}]
-    with pytest.raises(ValueError, match="the prompt has no tokens"):
+    with pytest.raises(ValueError, match="renders these messages as nothing"):
         llm.chat(messages)
-    with pytest.raises(ValueError, match="the prompt has no tokens"):
+    with pytest.raises(ValueError, match="renders these messages as nothing"):
         list(llm.stream_chat(messages))
     for call in (llm.generate, llm.logits, llm.embed):
         with pytest.raises(ValueError, match="no tokens"):

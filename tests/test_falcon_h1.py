@@ -120,6 +120,7 @@ def test_logits_equal_the_oracle(isa: str, tiny_folder: Callable[..., Path], nam
 LAW_SHAPES = ("as published", "heads of 17 dims", "norm after the gate", "a kernel longer than the prompt")
 
 
+@pytest.mark.case("N04")
 @pytest.mark.parametrize("name", LAW_SHAPES)
 def test_any_split_threads_and_instruction_set_give_the_same_bits(tiny_folder: Callable[..., Path], name: str) -> None:
     model, token_ids = load_model(tiny_folder("falcon_h1", **SHAPES[name])), make_prompt(37)

@@ -23,6 +23,7 @@ def output(script: str) -> str:
     return run.stdout
 
 
+@pytest.mark.case("P05")
 @pytest.mark.parametrize(("prompt_tokens", "new_tokens"), [(4000, 1), (4, 4000)])
 def test_an_interrupt_ends_the_call_and_the_model_goes_on(tmp_path: Path, prompt_tokens: int, new_tokens: int) -> None:
     """During prefill and during decode; other Python threads run meanwhile, and the next call equals a fresh run."""

@@ -310,6 +310,7 @@ def test_attention_over_segments(isa: str, length: int, causal: bool) -> None:
             assert_within(compute(num_threads), expected, bound)
 
 
+@pytest.mark.case("N03")
 def test_attention_with_scores_of_ten_thousand_is_finite(isa: str) -> None:
     compute, expected, bound = attention_case(600, 30, spread=1e4)
     found = compute(2)
@@ -412,6 +413,7 @@ def test_silu(isa: str) -> None:
     assert not np.isfinite(_kernels.silu(np.array([np.nan], np.float32)))[0]
 
 
+@pytest.mark.case("X5")
 def test_argmax_takes_the_lowest_of_equal_values(isa: str, awkward_size: int) -> None:
     for seed in range(5):
         x = np.random.default_rng(seed).integers(-3, 3, awkward_size).astype(np.float32)
@@ -424,6 +426,7 @@ def test_argmax_takes_the_lowest_of_equal_values(isa: str, awkward_size: int) ->
         assert _kernels.argmax(x) == place
 
 
+@pytest.mark.case("X5")
 @pytest.mark.parametrize("size", [1023, 1024, 1025, 2048, 5003])
 def test_argmax_of_long_rows_takes_the_lowest_of_equal_values(isa: str, size: int) -> None:
     places = [place for place in (0, 1, 1000, 1023, 1024, 1025, 2047, 4095, 4096, 5002) if place < size]

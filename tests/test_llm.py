@@ -46,6 +46,7 @@ def test_greedy_tokens_are_the_argmax_of_the_logits(tiny_folder, family: str) ->
     assert llm.generate([prompt], max_tokens=12)[0].token_ids == greedy_by_logits(llm, prompt, 12)
 
 
+@pytest.mark.case("G05")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_gives_each_prompt_its_solo_result(tiny_folder, family: str) -> None:
     """Prompts of 1, 7 and 20 tokens, one with end-of-sequence tokens inside; rows that finish early touch no others."""
@@ -62,6 +63,7 @@ def test_a_batch_gives_each_prompt_its_solo_result(tiny_folder, family: str) -> 
     assert [(one.token_ids, one.logprobs) for one in batch] == [(one.token_ids, one.logprobs) for one in solo]
 
 
+@pytest.mark.case("G06")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prompts_that_extend_shorten_and_change_each_other(tiny_folder, family: str) -> None:
     folder = tiny_folder(family)
@@ -101,6 +103,7 @@ def test_a_stop_string_that_never_completes_is_text_after_all(llm: LLM) -> None:
     assert (done.text, done.finish_reason) == (text, "length")
 
 
+@pytest.mark.case("G09")
 def test_the_number_of_tokens_is_the_number_asked_for(llm: LLM) -> None:
     prompt = make_prompt(5)
     tokens = llm.generate([prompt], SamplingParams(ignore_eos=True), max_tokens=6)[0].token_ids
@@ -127,6 +130,7 @@ def test_end_of_sequence_stops_unless_ignored_or_too_early(llm: LLM) -> None:
     assert third not in later.token_ids[:5]
 
 
+@pytest.mark.case("G01")
 @pytest.mark.parametrize("temperature", [0, 1e-8, 1e-4])
 def test_temperatures_near_zero_are_greedy(llm: LLM, temperature: float) -> None:
     greedy = llm.generate("one two", max_tokens=8).token_ids
@@ -196,6 +200,7 @@ def test_empty_prompts(tiny_folder, tmp_path: Path) -> None:
     assert without.generate(" ", max_tokens=1).usage.prompt_tokens >= 1
 
 
+@pytest.mark.case("T12")
 def test_prompts_beyond_the_context(tiny_folder) -> None:
     llm = LLM(tiny_folder("qwen2"), max_seq_len=32)
     with pytest.raises(ContextLengthError, match="33 tokens and the context holds 32"):
@@ -245,6 +250,7 @@ def test_logits_equal_the_oracles(tiny_folder) -> None:
     assert np.abs(LLM(folder).logits(ids) - expected).max() <= tolerances.LOGITS_RELATIVE_TO_STD * expected.std()
 
 
+@pytest.mark.case("N02")
 def test_a_weight_that_is_not_a_number_is_an_error_not_a_token(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / "m", "qwen2", dtype="f32")
     tensors = load_file(folder / "model.safetensors")

@@ -111,6 +111,7 @@ def test_a_thought_that_the_prompt_opens_is_reasoning_from_the_start(tmp_path: P
 # ---------------------------------------------------------------- neighbours and the future
 
 
+@pytest.mark.case("N13")
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_no_row_sees_later_tokens_or_other_texts(tiny_folder, model_type: str) -> None:
     """Causality holds beside neighbours of any length: the last token changes the last row alone."""
@@ -126,6 +127,7 @@ def test_no_row_sees_later_tokens_or_other_texts(tiny_folder, model_type: str) -
     assert np.array_equal(after[1], llm.logits(texts[1]))
 
 
+@pytest.mark.case("N13")
 def test_a_classifier_sees_later_tokens_and_no_padding(tiny_folder) -> None:
     classifier = TokenClassifier(tiny_folder("pii_masking"))
     ids = make_prompt(12)
@@ -143,6 +145,7 @@ def test_a_classifier_sees_later_tokens_and_no_padding(tiny_folder) -> None:
 # ---------------------------------------------------------------- rows without a context, and large numbers
 
 
+@pytest.mark.case("N03")
 def test_texts_without_tokens_stay_finite_and_touch_no_others(tiny_folder) -> None:
     classifier = TokenClassifier(tiny_folder("pii_masking"))
     texts = ["", "a b c", "my name is Alice " * 40]
@@ -155,6 +158,7 @@ def test_texts_without_tokens_stay_finite_and_touch_no_others(tiny_folder) -> No
         assert found.sensitivity_logit == alone.sensitivity_logit
 
 
+@pytest.mark.case("N03")
 def test_logits_of_ten_thousand_are_probabilities(tiny_folder, tmp_path: Path) -> None:
     def scale(tensors: dict[str, np.ndarray]) -> None:
         tensors["lm_head.weight"] *= 1e4 / 2
@@ -177,6 +181,7 @@ def test_logits_of_ten_thousand_are_probabilities(tiny_folder, tmp_path: Path) -
     assert len(sampled.token_ids) == 4
 
 
+@pytest.mark.case("N02")
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_activations_beyond_half_precision_do_not_change_the_text(tiny_folder, tmp_path: Path, dtype: str) -> None:
     """Inner activations of the MLP above 1e5 cancel in pairs in down_proj: what comes out is as without the MLP."""
@@ -202,6 +207,7 @@ def test_activations_beyond_half_precision_do_not_change_the_text(tiny_folder, t
         assert any(found.token_ids)  # a NaN would be read as token 0
 
 
+@pytest.mark.case("N02")
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_weight_that_is_not_finite_is_an_error_everywhere(

@@ -341,6 +341,7 @@ def blow_up(tensors: dict[str, np.ndarray]) -> None:
     down[:, 1::2] = -down[:, ::2]
 
 
+@pytest.mark.case("N02")
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_activations_beyond_half_precision_stay_finite_and_choose_the_same_tokens(
     isa: str, tiny_folder, tmp_path: Path, dtype: str
@@ -360,6 +361,7 @@ def test_activations_beyond_half_precision_stay_finite_and_choose_the_same_token
     assert np.array_equal(found.argmax(axis=1)[clear], expected.argmax(axis=1)[clear])
 
 
+@pytest.mark.case("N02")
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_weight_that_is_not_finite_is_told_by_the_best_id(
     isa: str, tiny_folder, tmp_path: Path, value: float

@@ -113,6 +113,7 @@ def test_lengths(port: int) -> None:
     assert usage["total_tokens"] == 512
 
 
+@pytest.mark.case("G09")
 def test_logprobs_and_echo(port: int, llm: LLM) -> None:
     expected = llm.generate(PROMPT, SamplingParams(max_tokens=6, logprobs=2, prompt_logprobs=2))
     choice = complete(port, prompt=PROMPT, max_tokens=6, temperature=0, logprobs=2, echo=True)["choices"][0]

@@ -37,6 +37,7 @@ def run_script(script: str, **environment: str) -> subprocess.CompletedProcess[s
 # ---------------------------------------------------------------- greedy ties
 
 
+@pytest.mark.case("X5")
 @pytest.mark.parametrize(
     ("vocab", "best_ids", "worst_ids"), [(300, [41, 250, 299], [3, 17]), (5003, [41, 2500, 5002], [9])]
 )
@@ -492,6 +493,7 @@ else:
 """
 
 
+@pytest.mark.case("P05")
 @pytest.mark.parametrize(("rows", "num_threads"), [(128, 2), (128, 1), (1, 2)])
 def test_an_interrupt_stops_a_long_step_while_other_threads_run(rows: int, num_threads: int) -> None:
     """A prefill and a decode step of 4096 ops; another thread counts to a hundred and then sends SIGINT."""

@@ -131,6 +131,7 @@ def test_a_draw_on_a_boundary_takes_the_token_that_begins_there(first):
 # ---- Greedy and tiny temperatures
 
 
+@pytest.mark.case("G01")
 @pytest.mark.parametrize("temperature", [0, 1e-300, 1e-8, 1e-4, 2e-4, 1e-3])
 def test_a_tiny_temperature_gives_the_greedy_token(temperature):
     rng = np.random.default_rng(1)
@@ -143,6 +144,8 @@ def test_a_tiny_temperature_gives_the_greedy_token(temperature):
                 assert tiny.sample(logits).token_id == int(np.argmax(logits))
 
 
+@pytest.mark.case("G01")
+@pytest.mark.case("X5")
 @pytest.mark.parametrize("temperature", [0, 1e-8, 1e-4])
 def test_greedy_ties_go_to_the_lowest_id(temperature):
     greedy = sampler(4000, temperature=temperature)
@@ -152,6 +155,7 @@ def test_greedy_ties_go_to_the_lowest_id(temperature):
     assert sampler(4, temperature=temperature).sample(row(-INF, 2.0, 2.0, 1.0)).token_id == 1
 
 
+@pytest.mark.case("G01")
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1e30])
 def test_minus_infinity_is_never_chosen(temperature):
     draw = sampler(4, temperature=temperature, seed=9)
@@ -194,6 +198,7 @@ def processed(logits: np.ndarray, sampler: Sampler) -> np.ndarray:
     return sampler._process(logits).copy()
 
 
+@pytest.mark.case("G03")
 def test_repetition_penalty_divides_positive_and_multiplies_negative_once_per_token():
     seen = sampler(3, prompt=[0, 1, 1], repetition_penalty=2.0)
     assert processed(row(2, -1, 0.5), seen).tolist() == [1.0, -2.0, 0.5]
@@ -203,6 +208,7 @@ def test_repetition_penalty_divides_positive_and_multiplies_negative_once_per_to
     assert processed(row(2, -1, 0.5), by_output).tolist() == [1.0, -2.0, 0.5]
 
 
+@pytest.mark.case("G03")
 def test_a_repetition_penalty_of_one_changes_no_bit():
     logits = make_logits("random", 300, np.random.default_rng(3))
     neutral = sampler(300, prompt=range(300), repetition_penalty=1.0, frequency_penalty=0.5)
@@ -389,6 +395,8 @@ WRONG = {
 }
 
 
+@pytest.mark.case("G01")
+@pytest.mark.case("G03")
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 def test_a_wrong_option_is_a_value_error_that_names_it(name, value):
     with pytest.raises(ValueError, match=f"^{name}"):

@@ -161,6 +161,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.case("X4")
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_worker_processes_take_one_thread_each_and_agree(
     method: str, tiny_folder: Callable[..., Path], tmp_path: Path
