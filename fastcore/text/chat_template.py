@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from fastcore.errors import ChatTemplateError
 from fastcore.locks import cached_property
 from fastcore.text.messages import plain, prepare_messages, prepare_tools
-from fastcore.text.sandbox import environment
 
 if TYPE_CHECKING:
     import jinja2
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["ChatTemplate", "split_reasoning"]
 
 _RESERVED = ("messages", "tools", "add_generation_prompt")
+MAX_ERROR = 2000  # characters of what a template raises
 _ASKS_FOR_NONE = re.compile(r"\bcontent['\"]?\]?\s+is\s+(not\s+)?none")
 
 
@@ -30,19 +30,27 @@ class ChatTemplate:
     def _compiled(self) -> jinja2.Template:
         from jinja2 import TemplateSyntaxError
 
+        from fastcore.text.sandbox import budget, environment
+
         try:
-            return environment().from_string(self.source)
+            with budget():
+                return environment().from_string(self.source)
         except TemplateSyntaxError as error:
             raise ChatTemplateError(
-                f"the chat template does not compile, line {error.lineno}: {error.message}"
+                f"the chat template does not compile, line {error.lineno}: {_short(error.message)}"
             ) from error
+        # nested too deeply for jinja2 or Python, or larger than is read
+        except Exception as error:
+            raise ChatTemplateError(f"the chat template does not compile: {_short(error)}") from error
 
     @cached_property
     def takes_tools(self) -> bool:
         """Whether the template mentions tools at all."""
         from jinja2 import meta
 
-        return "tools" in meta.find_undeclared_variables(environment().parse(self.source))
+        from fastcore.text.sandbox import environment
+
+        return bool(self._compiled) and "tools" in meta.find_undeclared_variables(environment().parse(self.source))
 
     def prepare(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
@@ -79,11 +87,19 @@ class ChatTemplate:
             **plain(names, "template_kwargs"),
         }
         template = self._compiled
+        from fastcore.text.sandbox import budget
+
         try:
-            return template.render(scope)
+            with budget():
+                return template.render(scope)
         # a template is a program of its own: whatever it raises is its answer to these messages
         except Exception as error:
-            raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
+            raise ChatTemplateError(f"the chat template refused the messages: {_short(error)}") from error
+
+
+def _short(error: object) -> str:
+    text = str(error) or type(error).__name__
+    return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}..."
 
 
 def split_reasoning(text: str, opened: bool = False) -> tuple[str, str]:
