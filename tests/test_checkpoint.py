@@ -4,13 +4,16 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny import from_bf16, to_bf16, write_safetensors
+from safetensors.numpy import load_file
+from tiny import from_bf16, make_prompt, tiny_checkpoint, to_bf16, write_safetensors
 
+from fastcore import LLM
 from fastcore.checkpoints.dense import DenseTensor
 from fastcore.checkpoints.open import open_checkpoint
 from fastcore.errors import (
@@ -451,3 +454,188 @@ def test_a_stray_file_beside_a_complete_index_is_explained(sharded: Path) -> Non
     with pytest.raises(CheckpointError, match="Git LFS pointer") as caught:
         open_checkpoint(sharded)
     assert "index" not in str(caught.value)
+
+
+# ---------------------------------------------------------------- checkpoints as users have them
+
+
+@pytest.mark.fault("E2")
+@pytest.mark.parametrize("model_type", ["qwen3", "llama", "falcon_h1"])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_names_without_the_models_prefix_are_the_same_model(tmp_path: Path, model_type: str, shards: int) -> None:
+    """As a model saved without its head (Qwen3-Embedding) names them; a head beside them keeps its name."""
+    folder = tiny_checkpoint(tmp_path / "m", model_type, dtype="f32")
+    twin = tiny_checkpoint(tmp_path / "twin", model_type, dtype="f32")
+    stored = load_file(folder / "model.safetensors")
+    bare = {name.removeprefix("model."): value for name, value in stored.items()}
+    assert not any(name.startswith("model.") for name in bare)
+    if shards == 1:
+        write_safetensors(folder / "model.safetensors", bare)
+    else:
+        (folder / "model.safetensors").unlink()
+        names = sorted(bare)
+        parts = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+        for file, part in parts.items():
+            write_safetensors(folder / file, {name: bare[name] for name in part})
+        write_index(folder, {name: file for file, part in parts.items() for name in part})
+    with open_checkpoint(folder) as tensors:
+        assert set(tensors) == set(stored)
+        assert all(np.array_equal(tensors[name].f32(), value) for name, value in stored.items())
+    ids = make_prompt(9)
+    assert np.array_equal(LLM(folder).logits(ids), LLM(twin).logits(ids))
+
+
+@pytest.mark.fault("E2")
+def test_a_prefix_is_added_to_all_names_or_to_none(weights: Path) -> None:
+    write_safetensors(weights, {"embed_tokens.weight": np.ones(1, np.float32), "model.x": np.ones(1, np.float32)})
+    with open_checkpoint(weights) as tensors:
+        assert set(tensors) == {"embed_tokens.weight", "model.x"}
+    names = ("embed_tokens.weight", "layers.0.x", "norm.weight", "lm_head.weight", "score.weight")
+    write_safetensors(weights, {name: np.ones(1, np.float32) for name in names})
+    with open_checkpoint(weights) as tensors:
+        assert list(tensors) == [*(f"model.{name}" for name in names[:3]), *names[3:]]
+        assert tensors["model.norm.weight"].name == "norm.weight"  # as the file spells it
+
+
+@pytest.mark.fault("E2")
+def test_every_path_that_python_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_checkpoint(tmp_path / "odd é.gguf", "llama", dtype="f32", shards=2)  # the name says nothing
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    index = folder / "model.safetensors.index.json"
+    link = tmp_path / "link"
+    link.symlink_to(folder, target_is_directory=True)
+    single = tiny_checkpoint(tmp_path / "single", "llama", dtype="f32") / "model.safetensors"
+    renamed = single.with_name("no suffix at all")
+    single.rename(renamed)
+    ids = make_prompt(5)
+    expected = LLM(folder).logits(ids)
+    for path in (
+        str(folder), os.fsencode(folder), "odd é.gguf", "~/odd é.gguf", b"~/odd \xc3\xa9.gguf", index, str(index),
+        os.fsencode(index), link, f"{link}/", "./link/../odd é.gguf", renamed, os.fsencode(renamed),
+    ):  # fmt: skip
+        assert np.array_equal(LLM(path).logits(ids), expected), path
+    with open_checkpoint(os.fsencode(renamed)) as checkpoint:
+        assert checkpoint.config().model_type == "llama"
+        assert checkpoint.tokenizer() is not None
+
+
+@pytest.mark.fault("C9")
+def test_a_path_that_cannot_be_looked_at_is_a_typed_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in ("x" * 5000, "a\0b", b"\xff\xfe", tmp_path / "file" / "below", "~nobody-of-this-name/x"):
+        (tmp_path / "file").touch()
+        with pytest.raises((ModelNotFoundError, CheckpointError)):
+            open_checkpoint(path)
+        with pytest.raises((ModelNotFoundError, CheckpointError)):
+            LLM(path)
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises((ModelNotFoundError, CheckpointError)):
+        open_checkpoint(loop)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    for name in ("os.listdir", "os.scandir", "pathlib.Path.iterdir"):
+        monkeypatch.setattr(name, refuse)
+    with pytest.raises(CheckpointError, match="Permission denied"):
+        open_checkpoint(tmp_path)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 988097824\n"
+
+
+@pytest.mark.fault("E4")
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+)
+def test_a_git_lfs_pointer_is_named_as_such(tmp_path: Path, name: str) -> None:
+    folder = tiny_checkpoint(tmp_path / "m", "qwen2")
+    (folder / name).write_bytes(POINTER)
+    with pytest.raises(CheckpointError, match=rf"{name} is a Git LFS pointer, not the file itself; run `git lfs pull`"):
+        LLM(folder).generate("a", max_tokens=1)
+
+
+@pytest.mark.fault("E4")
+def test_a_pointer_in_place_of_any_weights_file_is_named(tmp_path: Path, sharded: Path) -> None:
+    (sharded / "model-2.safetensors").write_bytes(POINTER)
+    with pytest.raises(CheckpointError, match=r"model-2\.safetensors is a Git LFS pointer"):
+        open_checkpoint(sharded)
+    for name in ("x.gguf", "x.fh1w", "model.safetensors.index.json"):
+        (sharded / name).write_bytes(POINTER)
+        with pytest.raises(CheckpointError, match=rf"{name} is a Git LFS pointer"):
+            open_checkpoint(sharded / name)
+
+
+@pytest.mark.fault("E4")
+def test_a_lora_adapter_is_mentioned(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "m", "qwen2")
+    write_safetensors(folder / "adapter_model.safetensors", {"base_model.x.lora_A.weight": np.ones(1, np.float32)})
+    with pytest.warns(UserWarning, match="holds a LoRA adapter beside the model's own weights; the adapter is not app"):
+        LLM(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"it holds a LoRA adapter only: merge it into its base model"):
+        LLM(folder)
+
+
+@pytest.mark.fault("C8")
+def test_a_header_of_repeated_keys_is_refused_in_linear_time(weights: Path) -> None:
+    text = ",".join(f'"{i % 10_000}":0' for i in range(20_000))
+    weights.write_bytes(raw(f"{{{text}}}".encode()))
+    start = time.perf_counter()
+    with pytest.raises(CheckpointError, match=r"duplicate key '0', '1', .* and 9992 more"):
+        open_checkpoint(weights)
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.fault("C9")
+@pytest.mark.parametrize("number", [10**30, 10**400, 1e39, 1e308, -(10**400)])
+def test_a_header_number_of_any_size_is_a_typed_error(weights: Path, number: Any) -> None:
+    for broken in (
+        entry("F32", [number], 0, 4),
+        entry("F32", [0, number], 0, 0),
+        entry("F32", [1], number, number),
+        entry("F32", [1], 0, number),
+        {"dtype": number, "shape": [1], "data_offsets": [0, 4]},
+    ):
+        weights.write_bytes(raw({"a": broken}, bytes(4)))
+        with pytest.raises((CheckpointError, UnsupportedModelError), match="tensor 'a'"):
+            open_checkpoint(weights)
+
+
+# ---------------------------------------------------------------- without a tokenizer
+
+
+@pytest.mark.fault("E1")
+@pytest.mark.parametrize("model_type", ["qwen2", "falcon_h1"])
+def test_token_ids_need_no_tokenizer(tmp_path: Path, model_type: str) -> None:
+    bare = LLM(tiny_checkpoint(tmp_path / "bare", model_type, tokenizer=False))
+    whole = LLM(tiny_checkpoint(tmp_path / "whole", model_type))
+    ids = make_prompt(7)
+    assert np.array_equal(bare.logits(ids), whole.logits(ids))
+    found, expected = (llm.generate(ids, max_tokens=5, logprobs=2) for llm in (bare, whole))
+    assert found.token_ids == expected.token_ids
+    assert found.logprobs == expected.logprobs
+    streamed = [token for chunk in bare.stream(ids, max_tokens=5) for token in chunk.token_ids]
+    assert streamed == found.token_ids
+    assert bare.loglikelihood(ids[:3], ids[3:]) == whole.loglikelihood(ids[:3], ids[3:])
+
+
+@pytest.mark.fault("E1")
+def test_asking_for_text_says_what_is_missing(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "m", "qwen2", tokenizer=False)
+    llm = LLM(folder)
+    for ask in (
+        lambda: llm.tokenizer,
+        lambda: llm.generate("text", max_tokens=1),
+        lambda: llm.generate([[1, 2], "text"], max_tokens=1),
+        lambda: llm.generate([1, 2], max_tokens=1, stop="x"),
+        lambda: list(llm.stream("text")),
+        lambda: llm.chat([{"role": "user", "content": "a"}]),
+        lambda: llm.logits("text"),
+        lambda: llm.loglikelihood("a", "b"),
+        lambda: llm.perplexity("text"),
+    ):
+        with pytest.raises(CheckpointError, match=r"has no tokenizer, so it takes token ids only.*tokenizer\.json"):
+            ask()
+    assert len(llm.generate([1, 2], max_tokens=1).token_ids) == 1  # it goes on

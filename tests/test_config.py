@@ -3,10 +3,12 @@
 import dataclasses
 import json
 import math
+import time
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny import MODEL_TYPES, tiny_checkpoint
 
@@ -15,6 +17,8 @@ from fastcore.checkpoints.hf_config import PII_LABELS, parse_config
 from fastcore.checkpoints.open import open_checkpoint
 from fastcore.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from fastcore.model.config import ModelConfig, RopeConfig
+from fastcore.model.footprint import plan_model
+from fastcore.model.rope import rope_tables
 
 SIZES: dict[str, Any] = {
     "vocab_size": 100,
@@ -751,3 +755,161 @@ def test_attention_is_bidirectional_only_where_the_config_says_so() -> None:
     ):
         parse_config(PII | {"is_causal": True})
     assert parse("qwen3", is_causal=False).is_causal is False
+
+
+# ---------------------------------------------------------------- lengths: of the positions as scaling stretches them
+
+STRETCHED = [
+    ({"rope_type": "default"}, 64),
+    ({"rope_type": "linear", "factor": 4.0}, 256),
+    ({"rope_type": "dynamic", "factor": 2.0}, 128),
+    ({"rope_type": "yarn", "factor": 4.0}, 256),
+    ({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32}, 256),
+    ({"rope_type": "yarn", "original_max_position_embeddings": 32}, 64),
+    ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 64),
+    ({"rope_type": "linear", "factor": 0.5}, 64),
+]
+
+
+@pytest.mark.fault("A2")
+@pytest.mark.parametrize(("rope", "context"), STRETCHED)
+@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
+def test_a_window_shorter_than_the_stretched_context_is_in_use(rope: dict[str, Any], context: int, place: str) -> None:
+    def config(window: int, **fields: Any) -> ModelConfig:
+        return parse("qwen2", max_position_embeddings=64, sliding_window=window, **{place: rope}, **fields)
+
+    in_use = {"use_sliding_window": True, "max_window_layers": 0}
+    assert config(context, **in_use).context_length == context
+    with pytest.raises(UnsupportedModelError, match=rf"sliding_window is {context - 1}.*context length \({context}"):
+        config(context - 1, **in_use)
+    layers = {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}
+    assert config(context, **layers).context_length == context
+    with pytest.raises(UnsupportedModelError, match="sliding_window"):
+        config(context - 1, **layers)
+    assert config(8, use_sliding_window=False).context_length == context
+
+
+@pytest.mark.fault("A2")
+@pytest.mark.parametrize(("rope", "context"), STRETCHED)
+def test_a_classifier_reads_windows_of_the_stretched_context(rope: dict[str, Any], context: int) -> None:
+    fields = CLASSIFIER | {"max_position_embeddings": 64, "rope_scaling": rope}
+    pii = parse_config(fields).pii
+    assert pii is not None
+    assert pii.max_seq_len == context
+
+
+@pytest.mark.fault("A2")
+@pytest.mark.parametrize("model_type", ["llama", "falcon_h1"])
+def test_memory_is_planned_for_the_stretched_context(tmp_path: Path, model_type: str) -> None:
+    stretched = {"max_position_embeddings": 512, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    plans = [
+        plan_model(tiny_checkpoint(tmp_path / f"{i}", model_type, **fields), 1)
+        for i, fields in enumerate((stretched, {"max_position_embeddings": 2048}, {"max_position_embeddings": 512}))
+    ]
+    assert plans[0].workspace_bytes == plans[1].workspace_bytes >= plans[2].workspace_bytes
+    assert plans[0].config.context_length == 2048
+
+
+# ---------------------------------------------------------------- numbers that no f32 holds
+
+NOT_F32 = [10**400, -(10**400), 1e39, -1e39, 1e308, 10**39, 1e-45, 5e-324, math.inf, math.nan]
+
+
+@pytest.mark.fault("C9")
+@pytest.mark.parametrize("value", NOT_F32)
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (SIZES | {"model_type": "llama"}, "rms_norm_eps"),
+        (SIZES | {"model_type": "llama"}, "partial_rotary_factor"),
+        *((FALCON, name) for name in ("key_multiplier", "lm_head_multiplier", "embedding_multiplier")),
+        (PII, "viterbi_b_bias"),
+        (PII, "viterbi_e_bias"),
+    ],
+)
+def test_a_number_that_f32_does_not_hold_is_refused(config: dict[str, Any], name: str, value: object) -> None:
+    with pytest.raises(CheckpointError, match=f"{name} is"):
+        parse_config(config | {name: value})
+
+
+@pytest.mark.fault("C9")
+@pytest.mark.parametrize("value", NOT_F32)
+def test_a_list_and_a_table_hold_f32_numbers_too(value: Any) -> None:
+    for fields, name in [
+        ({"ssm_multipliers": [1.0, value, 1.0, 1.0, 1.0]}, r"ssm_multipliers\[1\]"),
+        ({"mlp_multipliers": [value, 1.0]}, r"mlp_multipliers\[0\]"),
+        ({"time_step_limit": [value, 1e39]}, r"time_step_limit(\[0\])?"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": value}}, "factor"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": value}}, "beta_fast"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "attention_factor": value}}, "attention_factor"),
+    ]:
+        with pytest.raises(CheckpointError, match=f"{name} is"):
+            parse_config(FALCON | fields)
+    with pytest.raises(CheckpointError, match="b_bias is"):
+        parse_config(CLASSIFIER, viterbi={"b_bias": value})
+
+
+@pytest.mark.fault("C9")
+@pytest.mark.parametrize("value", [10**30, 10**400, -(10**30), 1e39, 2**31])
+def test_a_token_id_that_is_too_large_is_refused(value: object) -> None:
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        for ids in (value, [1, value]):
+            with pytest.raises(CheckpointError, match=f"{name} is"):
+                parse(**{name: ids})
+            with pytest.raises(CheckpointError, match=f"generation_config.json: {name} is"):
+                parse_config(SIZES | {"model_type": "llama"}, {name: ids})
+
+
+@pytest.mark.fault("C9")
+def test_a_factor_beyond_all_positions_is_refused_and_the_context_stays_a_number_of_positions() -> None:
+    for rope_type in ("linear", "dynamic", "yarn"):
+        table = {"rope_type": rope_type, "factor": 2.0**32}
+        with pytest.raises(CheckpointError, match="factor is"):
+            parse(rope_scaling=table)
+        rope = parse(rope_scaling=table | {"factor": 2.0**31 - 1}).rope
+        assert rope.context_length == 2**31 - 1
+        cos, sin = rope_tables(rope, 4, 3, seq_len=rope.context_length)
+        assert np.isfinite(cos).all()
+        assert np.isfinite(sin).all()
+    with pytest.raises(CheckpointError, match="factor is"):
+        parse(rope_scaling={"rope_type": "dynamic", "factor": 2.0**63})  # 1 * factor - (factor - 1) would be 0
+
+
+# ---------------------------------------------------------------- files that are large, deep or not Unicode
+
+
+@pytest.mark.fault("C8")
+def test_many_repeated_keys_are_reported_in_linear_time(tmp_path: Path) -> None:
+    """A hundred thousand of them, twice each; comparing each with each would take an hour."""
+    text = ",".join(f'"{i % 100_000}":0' for i in range(200_000))
+    (tmp_path / "config.json").write_text(f"{{{text}}}")
+    start = time.perf_counter()
+    with pytest.raises(CheckpointError, match=r"duplicate key '0', '1', .* and 99992 more"):
+        load_config(tmp_path)
+    assert time.perf_counter() - start < 10
+
+
+@pytest.mark.fault("C8")
+def test_a_file_of_too_many_values_or_too_deep_is_refused_before_it_is_built(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(b'{"a":[' + b"[]," * 4_000_000 + b"0]}")
+    with pytest.raises(CheckpointError, match=r"config.json holds about 8\d+ JSON values, expected at most 4000000"):
+        load_config(tmp_path)
+    for depth in (65, 500, 900, 100_000):
+        file.write_bytes(b'{"model_type":' + b"[" * depth + b"]" * depth + b"}")
+        with pytest.raises(CheckpointError, match=r"nested more than 64 deep|not valid JSON"):
+            load_config(tmp_path)
+    file.write_bytes(b'{"model_type":' + b"[" * 60 + b"]" * 60 + b"}")
+    with pytest.raises(CheckpointError, match=r"model_type is \[\["):
+        load_config(tmp_path)
+
+
+@pytest.mark.fault("C9")
+@pytest.mark.parametrize("text", [r'{"model_type": "\ud800"}', r'{"\uDFFF": 1}', r'{"a": ["\ud83d"]}'])
+def test_half_a_character_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"config.json is not Unicode: a string holds the lone surrogate U\+D"):
+        load_config(tmp_path)
+    (tmp_path / "config.json").write_text(r'{"model_type": "\ud83d\ude00"}')  # both halves are one character
+    with pytest.raises(UnsupportedModelError, match="model_type"):
+        load_config(tmp_path)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "TokenizerParts"]
 
-_UNPREFIXED = ("embed_tokens.", "layers.", "norm.")
+_UNPREFIXED = ("embed_tokens.", "layers.", "norm.", "final_layernorm.")  # the last is Falcon-H1's
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from fastcore.text.user_text import MarkedText, SpecialTexts
 __all__ = ["IncrementalDecoder", "Tokenizer", "missing_tokenizer", "split_reasoning"]
 
 
-def missing_tokenizer(path: Path) -> CheckpointError:
+def missing_tokenizer(path: Path | str) -> CheckpointError:
     """What to raise where text is asked of a checkpoint without a tokenizer."""
     return CheckpointError(
         f"{path} has no tokenizer, so it takes token ids only; for text, save the checkpoint's fast tokenizer "
