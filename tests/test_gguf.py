@@ -1,6 +1,7 @@
 """A GGUF file gives the tensors, the config and the token ids of the folder it was made from."""
 
 import json
+import math
 
 import gguf
 import numpy as np
@@ -389,3 +390,211 @@ def test_a_file_is_parsed_once(tmp_path, monkeypatch, named):
     llm = LLM(path if named == "file" else home)
     assert llm.generate("ab", max_tokens=2).usage.completion_tokens == 2
     assert parsed == [path]
+
+
+# ---------------------------------------------------------------------- vocabularies and metadata as files have them
+
+
+def tokens_of(tmp_path, tokens, types, merges=(), kind="gpt2", **fields):
+    """A file with just this vocabulary. fields: of tokenizer.ggml."""
+    folder = tiny_checkpoint(tmp_path / "m", "llama", dtype="f32", num_hidden_layers=1)
+
+    def adjust(writer):
+        for data in writer.kv_data:
+            for key in [key for key in data if key.startswith("tokenizer.")]:
+                del data[key]
+        writer.add_tokenizer_model(kind)
+        writer.add_token_list(tokens)
+        writer.add_token_types(types)
+        if merges:
+            writer.add_token_merges(list(merges))
+        for key, value in fields.items():
+            add = writer.add_array if isinstance(value, list) else writer.add_uint32
+            add(f"tokenizer.ggml.{key}", value)
+
+    return open_checkpoint(write_gguf(tmp_path / "m.gguf", folder, adjust=adjust))
+
+
+@pytest.mark.fault("A8")
+def test_every_id_of_a_repeated_token_has_its_text(tmp_path):
+    """Ids index the list: 1, 4 and 6 are spelled alike, 3 and 5 are one special token; text becomes the last."""
+    tokens, types = ["a", "b", "Ġ", "<s>", "b", "<s>", "b", "c"], [1, 1, 1, 3, 1, 3, 1, 1]
+    tokenizer = Tokenizer.of(tokens_of(tmp_path, tokens, types, eos_token_id=3))
+    assert tokenizer.encode("a b") == [0, 2, 6]
+    for token in (1, 4, 6):
+        assert tokenizer.decode([0, token]) == "ab"
+        assert tokenizer.token_bytes(token) == b"b"
+        decoder = tokenizer.decoder()
+        assert "".join(map(decoder.push, [0, token, 7])) + decoder.finish() == "abc"
+    assert tokenizer.special_ids == {3, 5}
+    assert tokenizer.decode([0, 3, 5]) == "a"
+    assert tokenizer.decode([0, 3, 5], skip_special_tokens=False) == "a<s><s>"
+    assert tokenizer.vocab_size == 8
+
+
+@pytest.mark.fault("A8")
+def test_repeated_pieces_of_a_scored_vocabulary(tmp_path):
+    tokens = ["<unk>", "▁a", "b", "▁a", "<0x0A>", "b", "▁", "a"]
+    scores = [0.0, -1.0, -2.0, -1.0, 0.0, -2.0, -3.0, -4.0]
+    tokenizer = Tokenizer.of(tokens_of(tmp_path, tokens, [2, 1, 1, 1, 6, 1, 1, 1], kind="llama", scores=scores))
+    assert tokenizer.encode("ab", add_special_tokens=False) == [3, 5]
+    for first, second in ((1, 2), (3, 2), (1, 5), (3, 5)):
+        assert tokenizer.decode([first, second]) == "ab"
+        assert tokenizer.decode([4, first, second]) == "\n ab"
+
+
+@pytest.mark.fault("A8")
+def test_an_unused_entry_that_repeats_a_token_gives_no_text(tmp_path):
+    tokenizer = Tokenizer.of(tokens_of(tmp_path, ["a", "b", "a"], [1, 1, 5]))
+    assert tokenizer.encode("ab") == [0, 1]
+    assert tokenizer.decode([2]) == ""
+
+
+@pytest.mark.fault("A8")
+def test_a_repeated_token_is_not_written_to_a_file_that_cannot_hold_it(tmp_path):
+    with pytest.raises(UnsupportedModelError, match=r"repeats a token, which tokenizer\.json cannot hold"):
+        write_folder(tokens_of(tmp_path, ["a", "b", "a"], [1, 1, 1]), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+WRONG_TYPES = [
+    ("general.architecture", 3, "expected a string"),
+    ("general.alignment", "32", "expected 1 to"),
+    ("split.count", "2", "expected an integer"),
+    ("split.count", -1, "expected an integer"),
+    ("llama.embedding_length", "8", "expected an integer"),
+    ("llama.embedding_length", 0, "expected an integer from 1"),
+    ("llama.embedding_length", 40.0, "expected an integer"),
+    ("llama.embedding_length", 2**63, "expected an integer"),
+    ("llama.block_count", True, "expected an integer"),
+    ("llama.context_length", [], "supported: one number for all layers"),
+    ("llama.feed_forward_length", ["72"], "expected an integer"),
+    ("llama.attention.head_count", [4, 2], "supported: one number for all layers"),
+    ("llama.attention.head_count", 3, "expected rows for as many heads"),
+    ("llama.attention.head_count_kv", 3, r"llama\.attention\.head_count_kv is 3"),
+    ("llama.attention.layer_norm_rms_epsilon", "1e-5", "expected a finite number"),
+    ("llama.attention.layer_norm_rms_epsilon", math.nan, "expected a finite number"),
+    ("llama.attention.layer_norm_rms_epsilon", 0.0, r"layer_norm_rms_epsilon is 0.0, expected a finite number above 0"),
+    ("llama.attention.causal", 1, "expected true or false"),
+    ("llama.rope.freq_base", 0.5, r"llama\.rope\.freq_base is 0.5"),
+    ("llama.rope.freq_base", [1.0], "expected a finite number"),
+    ("llama.rope.scaling.type", 1, "expected a string"),
+    ("llama.rope.scaling.factor", "2", "expected a finite number"),
+    ("llama.rope.scaling.original_context_length", 1.5, "expected an integer"),
+    ("llama.vocab_size", "x", None),
+    ("tokenizer.ggml.bos_token_id", "1", "expected a token id"),
+    ("tokenizer.ggml.eos_token_id", [2], "expected a token id"),
+    ("tokenizer.ggml.eot_token_id", 2**40, "expected a token id"),
+    ("tokenizer.ggml.padding_token_id", -2, "expected a token id"),
+    ("tokenizer.ggml.model", 1, "expected a string"),
+    ("tokenizer.ggml.pre", 1, "expected a string"),
+    ("tokenizer.ggml.tokens", "abc", "expected a list of strings"),
+    ("tokenizer.ggml.tokens", [1, 2], "expected a list of strings"),
+    ("tokenizer.ggml.token_type", [1], "one number for each of the"),
+    ("tokenizer.ggml.token_type", "x", "one number for each of the"),
+    ("tokenizer.ggml.token_type", [1.5] * 259, "one number for each of the"),
+    ("tokenizer.ggml.merges", 5, "expected a list of strings"),
+    ("tokenizer.ggml.merges", ["ab"], "two tokens with a space between"),
+    ("tokenizer.ggml.merges", ["a zz"], "do not fit tokenizer.ggml.tokens"),
+    ("tokenizer.ggml.add_bos_token", 1, "expected true or false"),
+    ("tokenizer.ggml.bos_token_id", 100_000, "the id of one of the 259 tokens"),
+    ("tokenizer.chat_template", 1, "expected a string"),
+    ("tokenizer.chat_templates", "x", "expected a list of strings"),
+    ("tokenizer.chat_templates", [3], "expected a list of strings"),
+    ("tokenizer.chat_template.x", 3, None),
+]
+
+
+def set_value(writer, key, value):
+    for data in writer.kv_data:
+        data.pop(key, None)
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        (writer.add_int32 if value < 0 else writer.add_uint64 if value >= 2**32 else writer.add_uint32)(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif value:
+        writer.add_array(key, value)
+    else:
+        writer.kv_data[0][key] = gguf.gguf_writer.GGUFValue([0], gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT32)
+        writer.kv_data[0][key].value.clear()
+
+
+@pytest.mark.fault("E3")
+@pytest.mark.parametrize(("key", "value", "expected"), WRONG_TYPES)
+def test_metadata_of_a_wrong_type_is_named_by_its_key(tmp_path, key, value, expected):
+    """Never by the name that config.json has for it, and never by another exception."""
+
+    def adjust(writer):
+        writer.add_bool("tokenizer.ggml.add_bos_token", True)
+        set_value(writer, key, value)
+
+    folder = tiny_checkpoint(tmp_path / "m", "llama", dtype="f32", num_hidden_layers=1)
+    path = tmp_path / "m.gguf"
+    if value == []:
+        pytest.skip("the package does not write an empty array")
+    write_gguf(path, folder, adjust=adjust)
+
+    def read():
+        with open_checkpoint(path) as file:
+            file.config()
+            Tokenizer.of(file)
+        return LLM(path)
+
+    if expected is None:
+        read()
+        return
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=expected) as caught:
+        read()
+    assert str(path) in str(caught.value)
+    assert key in str(caught.value) or key == "general.architecture"
+    for name in ("config.json", "hidden_size", "num_hidden_layers", "rms_norm_eps", "max_position_embeddings"):
+        assert name not in str(caught.value)
+
+
+@pytest.mark.fault("E3")
+@pytest.mark.parametrize("name", ["bos", "eos", "eot", "padding", "unknown"])
+@pytest.mark.parametrize("value", [2**32 - 1, -1])
+def test_a_token_id_of_all_ones_means_none(tmp_path, name, value):
+    folder = tiny_checkpoint(tmp_path / "m", "llama", dtype="f32", num_hidden_layers=1)
+    key = f"tokenizer.ggml.{name}_token_id"
+    path = write_gguf(tmp_path / "m.gguf", folder, adjust=lambda writer: set_value(writer, key, value))
+    with open_checkpoint(path) as file:
+        config, tokenizer = file.config(), Tokenizer.of(file)
+    expected = {"bos": (None, (258,)), "eos": (256, ())}.get(name, (256, (258,)))
+    assert (config.bos_token_id, config.eos_token_ids) == expected
+    assert config.pad_token_id is None
+    assert tokenizer.eos_token_ids == expected[1]
+    assert LLM(path).generate("ab", max_tokens=2).usage.completion_tokens <= 2
+
+
+@pytest.mark.fault("E3")
+@pytest.mark.parametrize(
+    "key", ["embedding_length", "block_count", "context_length", "attention.layer_norm_rms_epsilon"]
+)
+def test_metadata_that_is_not_there_is_named_by_its_key(tmp_path, key):
+    def adjust(writer):
+        for data in writer.kv_data:
+            data.pop(f"llama.{key}", None)
+
+    with pytest.raises(CheckpointError, match=rf"llama\.{key} is missing"):
+        llama_with(tmp_path, adjust)
+
+
+@pytest.mark.fault("E1")
+def test_a_file_without_tokens_takes_token_ids(tmp_path):
+    def adjust(writer):
+        for data in writer.kv_data:
+            for key in [key for key in data if key.startswith("tokenizer.ggml.")]:
+                del data[key]
+        writer.add_tokenizer_model("none")
+
+    folder = tiny_checkpoint(tmp_path / "m", "qwen2", dtype="f32")
+    llm = LLM(write_gguf(tmp_path / "m.gguf", folder, adjust=adjust))
+    ids = make_prompt(6)
+    assert np.array_equal(llm.logits(ids), LLM(folder).logits(ids))
+    with pytest.raises(CheckpointError, match="has no tokenizer"):
+        llm.generate("text")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +48,8 @@ _KEYS = {
     "rope_scaling.rope_type": "rope.scaling.type",
     "rope_scaling.original_max_position_embeddings": "rope.scaling.original_context_length",
 }
+# The linear maps whose rows llama files interleave, and how many heads each has
+_HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
 _TOKEN_KEYS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
 
 
@@ -116,7 +117,8 @@ def open_gguf(path: Path) -> GgufFile:
 class GgufFile(Checkpoint):
     """An open GGUF file: {Hugging Face name: tensor}, in file order.
 
-    hf_config: what config.json of the same model says, metadata and tensors taken together.
+    hf_config: what config.json of the same model says, metadata and tensors taken together. generation_config: what
+    generation_config.json says, the special token ids.
     """
 
     def __init__(self, path: Path, file: MappedFile) -> None:
@@ -124,6 +126,7 @@ class GgufFile(Checkpoint):
         self._where = str(path)
         self.architecture = self._architecture()
         factors = stored.pop(_ROPE_FACTORS, None)
+        self.generation_config = self._read_generation_config()
         self.hf_config = self._read_config(stored, factors)
         tensors = {}
         for name, tensor in stored.items():
@@ -151,14 +154,15 @@ class GgufFile(Checkpoint):
         return architecture
 
     def _tensor(self, name: str, stored: StoredTensor) -> GgufTensor:
-        heads = None
-        if self.architecture == "llama" and ".q_proj." in name:
-            heads = self.hf_config["num_attention_heads"]
-        if self.architecture == "llama" and ".k_proj." in name:
-            heads = self.hf_config["num_key_value_heads"]
-        if heads is not None and (not stored.shape or stored.shape[0] % (2 * heads)):
+        kind = next((kind for kind in _HEADS if f".{kind}." in name), None) if self.architecture == "llama" else None
+        if kind is None:
+            return GgufTensor(name, stored, None)
+        field = _HEADS[kind]
+        heads = self.hf_config[field]
+        if not stored.shape or stored.shape[0] % (2 * heads):
             raise CheckpointError(
-                f"{self._where}: tensor {stored.name!r} has shape {list(stored.shape)} for {heads} heads"
+                f"{self._where}: tensor {stored.name!r} has shape {list(stored.shape)}, but {self.architecture}."
+                f"{_KEYS[field]} is {heads}; expected rows for as many heads"
             )
         return GgufTensor(name, stored, heads)
 
@@ -253,9 +257,7 @@ class GgufFile(Checkpoint):
             )
         return {"rope_type": "llama3", **scaling}
 
-    @cached_property
-    def generation_config(self) -> dict[str, Any]:
-        """generation_config.json: the special token ids."""
+    def _read_generation_config(self) -> dict[str, Any]:
         fields = self._fields("tokenizer.ggml.")
         bos, eos, eot, pad = (special_id(fields, name) for name in ("bos", "eos", "eot", "padding"))
         stops = [token for token in dict.fromkeys((eos, eot)) if token is not None]

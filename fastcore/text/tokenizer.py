@@ -51,11 +51,13 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         config: Mapping[str, Any] | None = None,
         chat_templates: Mapping[str, str] | None = None,
+        aliases: Mapping[int, int] | None = None,
     ) -> None:
         """
         backend: the `tokenizers` object; truncation and padding stored in it are switched off.
         config: tokenizer_config.json (special tokens, which the backend learns, add_prefix_space, chat_template).
         chat_templates: templates by name; given, they replace those of the config.
+        aliases: ids that the backend does not know -> the id that stands for the same token.
         """
         config = config or {}
         backend.no_truncation()
@@ -63,11 +65,14 @@ class Tokenizer:
         declare_added_tokens(backend, config)
         set_prefix_space(backend, config)
         self._backend = backend
+        self._aliases = aliases or {}
         self._special_tokens = named_tokens(config)
         sources = chat_templates or config_templates(config.get("chat_template"))
         self._templates = {name: ChatTemplate(source) for name, source in sources.items()}
         added = backend.get_added_tokens_decoder()
-        self.special_tokens = {i: token.content for i, token in added.items() if token.special}  # their texts, by id
+        special = {i: token.content for i, token in added.items() if token.special}
+        special |= {i: special[known] for i, known in self._aliases.items() if known in special}
+        self.special_tokens = special  # their texts, by id
         self.special_ids = frozenset(self.special_tokens)
         self.bos_token_id: int | None = self._special_id("bos_token")
         self.pad_token_id: int | None = self._special_id("pad_token")
@@ -91,7 +96,7 @@ class Tokenizer:
 
     @classmethod
     def _of_parts(cls, parts: TokenizerParts) -> Tokenizer:
-        return cls(parts.backend, parts.config, parts.chat_templates)
+        return cls(parts.backend, parts.config, parts.chat_templates, parts.aliases)
 
     def _special_id(self, name: str) -> int | None:
         token = self._special_tokens.get(name)
@@ -100,7 +105,11 @@ class Tokenizer:
     @cached_property
     def vocab_size(self) -> int:
         """One more than the highest id the tokenizer knows; the model's head may have more rows."""
-        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1  # aliases come earlier
+
+    def _token(self, token_id: int) -> str | None:
+        """The token's spelling in the vocabulary."""
+        return self._backend.id_to_token(self._aliases.get(token_id, token_id))
 
     # ------------------------------------------------------------------ encoding
 
@@ -144,14 +153,15 @@ class Tokenizer:
         if ids and not 0 <= min(ids) <= max(ids) < 2**32:
             raise ValueError(f"token ids must be from 0 to 2**32 - 1; got {min(ids)} to {max(ids)}")
         if self._is_byte_level:
-            return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+            known = [self._aliases.get(i, i) for i in ids] if self._aliases else ids
+            return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
         decoder = self.decoder(skip_special_tokens)
         return "".join(map(decoder.push, ids)) + decoder.finish()
 
     def decoder(self, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> IncrementalDecoder:
         """A fresh decoder of one stream of token ids, which follows the ids `after`."""
         skipped = self.special_ids if skip_special_tokens else frozenset[int]()
-        return IncrementalDecoder(self._backend.id_to_token, self._stages, skipped, after)
+        return IncrementalDecoder(self._token, self._stages, skipped, after)
 
     def text_offsets(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]:
         """For each token, how many code points of the text of them all stand before it."""
@@ -159,7 +169,7 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for inside a text; b"" for an id the tokenizer does not know."""
-        token = self._backend.id_to_token(token_id)
+        token = self._token(token_id)
         if token is None:
             return b""
         if self._is_byte_level:
