@@ -21,7 +21,7 @@ from fastcore.errors import Error, MissingPackageError, UnsupportedModelError
 from fastcore.machine import machine_facts
 from fastcore.model.config import ModelConfig
 from fastcore.models import Model, load_model
-from fastcore.sources.registry import resolve
+from fastcore.sources.resolve import resolve
 from fastcore.threads import resolve_num_threads
 
 Open = Callable[[Path, int], Any]

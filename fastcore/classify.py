@@ -96,7 +96,7 @@ class TokenClassifier(ModelHolder):
         overlap: int | None = None,
         operating_point: str | tuple[float, float] | None = None,
     ) -> None:
-        from fastcore.sources.registry import resolve
+        from fastcore.sources.resolve import resolve
 
         if long_text not in LONG_TEXT:
             raise ValueError(f"long_text is {long_text!r}; expected one of {', '.join(LONG_TEXT)}")

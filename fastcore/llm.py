@@ -72,7 +72,7 @@ class LLM(ModelHolder):
     _held: ClassVar[tuple[str, ...]] = ("model", "pool", "_scheduler", "_tokenizer")
 
     def __init__(self, model: ModelPath | Checkpoint | None = None, **options: Unpack[LLMOptions]) -> None:
-        from fastcore.sources.registry import resolve
+        from fastcore.sources.resolve import resolve
         from fastcore.text.tokenizer import Tokenizer
 
         _check_options(options)

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from fastcore.bench.workload import standard_workloads
     from fastcore.machine import machine_facts
     from fastcore.models import load_model
-    from fastcore.sources.registry import resolve
+    from fastcore.sources.resolve import resolve
     from fastcore.threads import resolve_num_threads
 
     if args.plot:

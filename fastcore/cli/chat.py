@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fastcore.engine.sampling import SamplingParams
-    from fastcore.sources.registry import DEFAULT_MODEL
+    from fastcore.sources.resolve import DEFAULT_MODEL
 
     sampling_params(args)  # wrong options are said before the model is loaded
     llm = load_llm(args.model, args)

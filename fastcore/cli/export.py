@@ -15,7 +15,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fastcore.checkpoints.export import export_fh1w
-    from fastcore.sources.registry import resolve
+    from fastcore.sources.resolve import resolve
 
     if args.model is None:
         raise ValueError("no model is named; give one, as MODEL or --model MODEL")

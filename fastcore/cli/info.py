@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 def _model(name: str) -> dict[str, Any]:
     from fastcore.checkpoints.open import open_checkpoint
     from fastcore.model.footprint import plan_model
-    from fastcore.sources.registry import resolve
+    from fastcore.sources.resolve import resolve
     from fastcore.text.tokenizer import Tokenizer
     from fastcore.threads import resolve_num_threads
 

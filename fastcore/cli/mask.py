@@ -220,7 +220,7 @@ def _classifier(args: argparse.Namespace, rules: MaskingRules) -> "Iterator[Clas
         from fastcore.checkpoints.open import open_checkpoint
         from fastcore.pii.processes import classify_in_processes
         from fastcore.pii.spans import Labels
-        from fastcore.sources.registry import resolve
+        from fastcore.sources.resolve import resolve
 
         with open_checkpoint(resolve(args.model)) as checkpoint:
             labels = Labels(checkpoint.config().token_labels)

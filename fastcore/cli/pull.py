@@ -13,7 +13,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fastcore.sources.registry import DEFAULT_MODEL, pull
+    from fastcore.sources.resolve import DEFAULT_MODEL, pull
 
     print(pull(args.model or DEFAULT_MODEL, progress=not args.quiet))
     return 0

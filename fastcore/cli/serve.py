@@ -54,7 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fastcore.llm import LLM
     from fastcore.server import create_app, run_server
-    from fastcore.sources.registry import resolve
+    from fastcore.sources.resolve import resolve
 
     if args.max_body <= 0 or args.body_seconds <= 0:
         raise ValueError("--max-body and --body-seconds must be more than 0")
@@ -87,7 +87,7 @@ def _load(path: Path, args: argparse.Namespace) -> "LLM | TokenClassifier":
 
 def _name(model: str | None, path: Path) -> str:
     """A hub id or a named model is called what it was called; a folder by its last part."""
-    from fastcore.sources.registry import DEFAULT_MODEL
+    from fastcore.sources.resolve import DEFAULT_MODEL
 
     if model is None:
         return DEFAULT_MODEL

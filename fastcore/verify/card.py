@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcore.errors import Error
-from fastcore.sources.registry import resolve
+from fastcore.sources.resolve import resolve
 from fastcore.threads import resolve_num_threads
 from fastcore.verify.classifier import Classifier
 from fastcore.verify.language_model import LanguageModel

