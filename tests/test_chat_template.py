@@ -281,6 +281,7 @@ def folder_with(tmp_path, config=None, files=()):
 NAMED = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
 
 
+@pytest.mark.case("C11")
 @pytest.mark.parametrize(
     ("config", "files", "plain", "with_tools"),
     [
@@ -304,6 +305,7 @@ def test_where_the_template_comes_from(tmp_path, config, files, plain, with_tool
     assert tokenizer.apply_chat_template([user("x")], tools=[WEATHER]) == with_tools
 
 
+@pytest.mark.case("C11")
 def test_no_template_is_an_error_of_chat_only(tmp_path):
     tokenizer = folder_with(tmp_path, {"bos_token": None})
     assert not tokenizer.has_chat_template

@@ -116,6 +116,7 @@ def test_unaligned_tensors_are_read(weights: Path) -> None:
             assert np.array_equal(tensors["x"].f32(), values)
 
 
+@pytest.mark.case("L08")
 def test_zero_length_tensors_and_scalars(weights: Path) -> None:
     weights.write_bytes(
         raw(
@@ -132,6 +133,7 @@ def test_zero_length_tensors_and_scalars(weights: Path) -> None:
         tensors["none"].release()
 
 
+@pytest.mark.case("L08")
 def test_a_shape_that_needs_bytes_with_an_empty_range_is_refused(weights: Path) -> None:
     weights.write_bytes(raw({"one": entry("F32", [1], 0, 0)}))
     with pytest.raises(CheckpointError, match=r"'one'.*hold 0 bytes, expected 4"):
@@ -222,6 +224,7 @@ def test_arrays_outlive_the_checkpoint_and_closed_tensors_say_so(weights: Path) 
     tensor.release()
 
 
+@pytest.mark.case("X2")
 def test_a_read_only_folder_is_enough_and_nothing_is_written(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
@@ -240,6 +243,7 @@ def test_a_read_only_folder_is_enough_and_nothing_is_written(tmp_path: Path) -> 
 # ---------------------------------------------------------------- damaged files
 
 
+@pytest.mark.case("L04")
 def test_a_repeated_tensor_name_is_refused(weights: Path) -> None:
     first, second = json.dumps(entry("F32", [1], 0, 4)), json.dumps(entry("F32", [1], 4, 8))
     weights.write_bytes(raw(f'{{"a":{first},"a":{second}}}'.encode(), bytes(8)))
@@ -247,6 +251,7 @@ def test_a_repeated_tensor_name_is_refused(weights: Path) -> None:
         open_checkpoint(weights)
 
 
+@pytest.mark.case("L04")
 def test_a_repeated_key_inside_a_tensor_is_refused(weights: Path) -> None:
     weights.write_bytes(raw(b'{"a":{"dtype":"F32","shape":[1],"shape":[1],"data_offsets":[0,4]}}', bytes(4)))
     with pytest.raises(CheckpointError, match="duplicate key 'shape'"):
@@ -294,6 +299,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 }
 
 
+@pytest.mark.case("L05")
 @pytest.mark.parametrize("fault", HOSTILE)
 def test_a_damaged_file_is_refused(weights: Path, fault: str) -> None:
     content, message = HOSTILE[fault]
@@ -302,6 +308,7 @@ def test_a_damaged_file_is_refused(weights: Path, fault: str) -> None:
         open_checkpoint(weights)
 
 
+@pytest.mark.case("L05")
 def test_hostile_headers_allocate_nothing(tmp_path: Path) -> None:
     """All of them in one child process, whose resident memory must not grow with the numbers they claim."""
     paths = []
@@ -329,6 +336,7 @@ sys.exit(f"grew by {kilobytes} kB" if kilobytes > 8192 else 0)
     assert (child.returncode, child.stderr) == (0, "")
 
 
+@pytest.mark.case("X3")
 @pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2", "C64", "Q4"])
 def test_an_unknown_dtype_is_refused_with_the_tensor(weights: Path, dtype: str) -> None:
     weights.write_bytes(raw({"ok": entry("F32", [1], 0, 4), "odd one": entry(dtype, [4], 4, 8)}, bytes(8)))
@@ -380,6 +388,7 @@ def test_shards_are_one_checkpoint(sharded: Path) -> None:
         assert set(tensors) == set("abc")
 
 
+@pytest.mark.case("L09")
 def test_every_missing_shard_is_listed_before_weights_are_read(sharded: Path) -> None:
     (sharded / "model-1.safetensors").write_bytes(b"damaged")
     (sharded / "model-2.safetensors").unlink()
@@ -390,6 +399,7 @@ def test_every_missing_shard_is_listed_before_weights_are_read(sharded: Path) ->
     assert isinstance(caught.value, Error)
 
 
+@pytest.mark.case("L09")
 def test_a_tensor_that_its_shard_lacks_is_named_with_the_shard(sharded: Path) -> None:
     shards = {name: f"model-{i + 1}.safetensors" for i, name in enumerate("abc")}
     write_index(sharded, shards | {"d": "model-2.safetensors"})
@@ -422,6 +432,7 @@ def test_an_index_without_a_map_is_refused(tmp_path: Path, text: str) -> None:
         open_checkpoint(tmp_path)
 
 
+@pytest.mark.case("L04")
 def test_a_repeated_name_in_the_index_is_refused(sharded: Path) -> None:
     text = '{"weight_map": {"a": "model-1.safetensors", "a": "model-2.safetensors"}}'
     (sharded / "model.safetensors.index.json").write_text(text)

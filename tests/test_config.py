@@ -227,6 +227,7 @@ def test_heads_must_be_shared_evenly() -> None:
         parse(num_key_value_heads=3)
 
 
+@pytest.mark.case("C05")
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
 def test_head_dim_is_taken_or_derived(model_type: str) -> None:
     assert parse(model_type, head_dim=8).head_dim == 8
@@ -285,6 +286,7 @@ def test_biases_by_family() -> None:
 # ---------------------------------------------------------------- rope
 
 
+@pytest.mark.case("C01")
 @pytest.mark.parametrize("theta", [1_000_000, 1e6, "1e6", "1000000"])
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
 def test_rope_theta_is_found_in_both_places(model_type: str, theta: object) -> None:
@@ -297,6 +299,7 @@ def test_rope_theta_is_found_in_both_places(model_type: str, theta: object) -> N
     assert parse(model_type, rope_parameters=table, rope_theta=None, rope_scaling=None) == top
 
 
+@pytest.mark.case("C01")
 def test_two_values_of_rope_theta_are_refused() -> None:
     with pytest.raises(
         CheckpointError, match=r"rope_theta is 1000000.0 but rope_parameters.rope_theta is 500000.0; make them equal"
@@ -495,6 +498,7 @@ def test_unknown_fields_are_reported_once() -> None:
 # ---------------------------------------------------------------- dtype, tokens
 
 
+@pytest.mark.case("C09")
 def test_dtype_in_both_spellings() -> None:
     names = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "torch.bfloat16": "bf16", "auto": None}
     for name, short in names.items():
@@ -535,6 +539,7 @@ def test_bos_and_pad_come_from_either_file() -> None:
 # ---------------------------------------------------------------- Falcon-H1
 
 
+@pytest.mark.case("C13")
 def test_the_sizes_of_the_mixer() -> None:
     config = parse_config(FALCON)
     assert config.mamba is not None
@@ -544,6 +549,7 @@ def test_the_sizes_of_the_mixer() -> None:
     assert config.mamba.in_proj_size == 24 + 24 + 2 * 8 + 6 == 70
 
 
+@pytest.mark.case("C13")
 @pytest.mark.parametrize("absent", [False, True])
 def test_the_mixer_falls_back_on_expand(absent: bool) -> None:
     values = FALCON | {"mamba_n_heads": 8, "mamba_d_ssm": None, "mamba_expand": 2}

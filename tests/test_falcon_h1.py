@@ -262,6 +262,7 @@ NARROW = {
 }
 
 
+@pytest.mark.case("C13")
 def test_rows_of_in_proj_follow_the_mixers_own_sizes(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
     folder, token_ids = tiny_folder("falcon_h1", **NARROW), make_prompt(9)
     with open_checkpoint(folder) as checkpoint:
@@ -285,6 +286,7 @@ def shorten(folder: Path, name: str) -> None:
     write_safetensors(folder / "model.safetensors", tensors)
 
 
+@pytest.mark.case("C13")
 def test_the_inner_width_falls_back_to_expand(tiny_folder: Callable[..., Path]) -> None:
     options = NARROW | {"mamba_d_ssm": None, "mamba_expand": 2, "mamba_n_heads": 8}
     folder, token_ids = tiny_folder("falcon_h1", **options), make_prompt(9)

@@ -45,6 +45,7 @@ def test_tensors_and_config_survive_conversion(tmp_path, family, tie):
     assert file.generation_config == {"bos_token_id": 256, "eos_token_id": 258}
 
 
+@pytest.mark.case("L12")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_file_computes_what_its_folder_computes(tmp_path, family):
     """Twenty positions in, a wrong order of q or k rows would show; the text goes through the file's own tokenizer."""
@@ -68,6 +69,7 @@ def test_quantised_maps_are_packed_as_bf16(tmp_path):
     assert not np.array_equal(LLM(path, dtype="f32").logits(ids), LLM(path).logits(ids))
 
 
+@pytest.mark.case("L12")
 def test_query_rows_are_interleaved_by_their_own_head_count(tmp_path):
     """Spelled out: file rows 0 1 2 3 of a head of four are rows 0 2 1 3 of the checkpoint."""
     folder = tiny_checkpoint(tmp_path / "m", "llama", dtype="f32", num_hidden_layers=1, head_dim=4)
@@ -81,6 +83,7 @@ def test_query_rows_are_interleaved_by_their_own_head_count(tmp_path):
     assert np.array_equal(tensors["model.layers.0.self_attn.v_proj.weight"].f32(), stored["blk.0.attn_v.weight"])
 
 
+@pytest.mark.case("L12")
 def test_biases_of_llama_are_reordered_with_their_rows(tmp_path):
     folder = tiny_checkpoint(tmp_path / "m", "llama", dtype="f32", attention_bias=True, mlp_bias=True)
     file = open_checkpoint(write_gguf(tmp_path / "m.gguf", folder))

@@ -214,6 +214,7 @@ def test_prompts_beyond_the_context(tiny_folder) -> None:
     assert llm.pool.free_positions == fresh.pool.free_positions
 
 
+@pytest.mark.case("C10")
 def test_ids_beyond_the_tokenizer_but_inside_the_head(tmp_path: Path) -> None:
     """The head has more rows than the tokenizer has tokens: such ids go in, come out as no text, and never crash."""
     folder = tiny_checkpoint(tmp_path / "m", "qwen2", vocab_size=400)
@@ -265,6 +266,7 @@ def test_a_weight_that_is_not_a_number_is_an_error_not_a_token(tmp_path: Path) -
         llm.logits([1, 2, 3])
 
 
+@pytest.mark.case("L01")
 def test_a_tied_head_is_the_embedding_without_a_second_copy(tmp_path: Path) -> None:
     tied = tiny_checkpoint(tmp_path / "tied", "qwen2", dtype="f32", tie=True)
     untied = tmp_path / "untied"
@@ -327,6 +329,7 @@ def test_threads_share_a_model_and_get_their_own_results(llm: LLM) -> None:
 # ---------------------------------------------------------------- files and memory
 
 
+@pytest.mark.case("X2")
 def test_a_read_only_folder_is_enough_and_stays_as_it_was(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / "m", "qwen2")
     before = sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir())
@@ -340,6 +343,7 @@ def test_a_read_only_folder_is_enough_and_stays_as_it_was(tmp_path: Path) -> Non
     assert sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir()) == before
 
 
+@pytest.mark.case("L13")
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="the peak memory is read from /proc")
 @pytest.mark.parametrize("dtype", ["auto", "f32"])
 def test_loading_holds_one_tensor_beside_the_packed_weights(tmp_path: Path, dtype: str) -> None:

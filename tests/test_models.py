@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tolerances
 from oracle import llama, qwen2, qwen3
-from tiny import make_prompt, store, write_json, write_weights
+from tiny import make_prompt, store, tiny_checkpoint, write_json, write_weights
 
 from fastcore import _kernels
 from fastcore.checkpoints.open import open_checkpoint
 from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
-from fastcore.errors import CacheFullError
+from fastcore.errors import CacheFullError, CheckpointError
 from fastcore.models import Model, load_model
 
 ORACLES = {"qwen2": qwen2, "llama": llama, "qwen3": qwen3}
@@ -261,6 +261,7 @@ def test_only_the_outputs_asked_for_are_computed_in_their_order(isa: str, tiny_f
 # ---------------------------------------------------------------- tied heads and stored dtypes
 
 
+@pytest.mark.case("L01")
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_a_tied_head_is_the_embedding_and_takes_no_memory(isa: str, tiny_folder, tmp_path: Path, dtype: str) -> None:
     """The untied twin has a copy of the embedding as its head: the same logits, and one matrix more."""
@@ -286,6 +287,7 @@ def test_a_tied_head_is_the_embedding_and_takes_no_memory(isa: str, tiny_folder,
     assert tied.weight_bytes == pytest.approx(sum(padded_bytes(tensor.shape) for tensor in tensors.values()), rel=0.1)
 
 
+@pytest.mark.case("X3")
 @pytest.mark.parametrize("model_type", ORACLES)
 def test_every_stored_dtype_of_the_same_numbers_gives_the_same_bits(isa: str, tiny_folder, model_type: str) -> None:
     token_ids = make_prompt(30)
@@ -374,3 +376,44 @@ def test_a_weight_that_is_not_finite_is_told_by_the_best_id(
     with SequenceState(new_pool(model)) as state:
         run_step(model, [Piece(state, make_prompt(5), [0, 4])], logits=logits, best=best, num_threads=2)
     assert best.tolist() == [-1, -1]
+
+
+@pytest.mark.case("C05")
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
+def test_a_head_size_of_its_own_and_shapes_that_contradict_it(
+    isa: str, tiny_folder, tmp_path: Path, model_type: str
+) -> None:
+    sizes = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+    folder = tiny_folder(model_type, head_dim=8, **sizes)
+    with open_checkpoint(folder) as checkpoint:
+        shapes = [checkpoint[f"model.layers.0.self_attn.{part}_proj.weight"].shape for part in "qko"]
+    assert shapes == [(32, 16), (16, 16), (16, 32)]
+    ids = make_prompt(9)
+    assert_logits_close(solo(load_model(folder), ids), ORACLES[model_type].logits(folder, ids))
+    for head_dim in (None, 4):
+        other = tiny_checkpoint(tmp_path / f"{head_dim}", model_type, head_dim=8, **sizes)
+        config = json.loads((other / "config.json").read_text())
+        (other / "config.json").write_text(json.dumps(config | {"head_dim": head_dim}))
+        with pytest.raises(CheckpointError, match=r"self_attn\.q_\w+\.\w+' has shape \[\d+.*config asks for"):
+            load_model(other)
+
+
+@pytest.mark.case("C09")
+@pytest.mark.case("X3")
+def test_the_configs_dtype_changes_nothing(tiny_folder, tmp_path: Path) -> None:
+    """dtype (transformers 5), torch_dtype (4), both, neither: each tensor is read as its own dtype says."""
+    ids = make_prompt(12)
+    folder = tiny_checkpoint(tmp_path / "m", "qwen2", dtype="mixed")
+    with open_checkpoint(folder) as checkpoint:
+        assert {tensor.dtype for tensor in checkpoint.values()} == {"F32", "F16", "BF16"}
+    expected = solo(load_model(tiny_folder("qwen2", dtype="f32")), ids)
+    config = json.loads((folder / "config.json").read_text())
+    del config["torch_dtype"]
+    for names in (
+        {},
+        {"dtype": "bfloat16"},
+        {"torch_dtype": "float16"},
+        {"dtype": "float32", "torch_dtype": "float16"},
+    ):
+        (folder / "config.json").write_text(json.dumps(config | names))
+        assert np.array_equal(solo(load_model(folder), ids), expected), names

@@ -11,7 +11,7 @@ import tolerances
 from oracle import llama
 from tiny import make_prompt
 
-from fastcore import LLM, SamplingParams, UnsupportedModelError
+from fastcore import LLM, CheckpointError, SamplingParams, UnsupportedModelError
 from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
 from fastcore.model.config import RopeConfig
 from fastcore.model.rope import RopeTable, rope_tables
@@ -58,12 +58,14 @@ def assert_logits_close(actual: np.ndarray, expected: np.ndarray) -> None:
 # ---------------------------------------------------------------- the rule
 
 
+@pytest.mark.case("C04")
 @pytest.mark.parametrize("num_tokens", [20, TRAINED])
 def test_up_to_the_trained_length_nothing_is_scaled(llm: LLM, tiny_folder, num_tokens: int) -> None:
     plain = LLM(tiny_folder("llama", max_position_embeddings=TRAINED))
     assert np.array_equal(llm.logits(make_prompt(num_tokens)), plain.logits(make_prompt(num_tokens)))
 
 
+@pytest.mark.case("C04")
 def test_a_longer_prompt_has_one_larger_base(tiny_folder) -> None:
     """factor 2 and half again the trained length: theta * 2^(d / (d - 2)), d = 10."""
     scaling = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": TRAINED}
@@ -199,6 +201,7 @@ def test_a_table_may_grow_from_several_threads() -> None:
     assert not failures
 
 
+@pytest.mark.case("C04")
 def test_linear_scaling_divides_positions() -> None:
     """A factor of 4 is exact in binary: position 4 p has the angles of position p."""
     scaled = rope_tables(RopeConfig("linear", factor=4.0), 16, 400)
@@ -238,6 +241,30 @@ def test_the_context_is_what_scaling_stretches_it_to(tiny_folder, scaling: dict 
         LLM(folder, max_seq_len=reach + 1)
 
 
+@pytest.mark.case("C04")
 def test_an_unknown_rope_type_is_refused(tiny_folder) -> None:
     with pytest.raises(UnsupportedModelError, match="rope_type 'foo' is not implemented"):
         LLM(tiny_folder("llama", rope_scaling={"rope_type": "foo", "factor": 2.0}))
+
+
+@pytest.mark.case("C01")
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
+def test_the_base_counts_wherever_it_stands(tiny_folder, model_type: str) -> None:
+    """At the top (transformers 4), in rope_parameters (5), in both, as an integer: the same bits at position 30."""
+    ids = make_prompt(31)
+
+    def logits(**fields: object) -> np.ndarray:
+        return LLM(tiny_folder(model_type, **fields)).logits(ids)
+
+    expected = logits(rope_theta=1e6)
+    table = {"rope_type": "default", "rope_theta": 1e6}
+    for fields in (
+        {"rope_theta": None, "rope_parameters": table},
+        {"rope_theta": 1e6, "rope_parameters": table},
+        {"rope_theta": 1_000_000},
+        {"rope_theta": "1e6"},
+    ):
+        assert np.array_equal(logits(**fields), expected), fields
+    assert not np.allclose(logits(rope_theta=1e4)[30], expected[30])
+    with pytest.raises(CheckpointError, match="rope_theta"):
+        logits(rope_theta=5e5, rope_parameters=table)
