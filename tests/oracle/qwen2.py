@@ -24,7 +24,7 @@ def greedy(folder: Path, token_ids: Sequence[int], n: int) -> list[int]:
 def forward(config: dict, weights: Weights, token_ids: Sequence[int]) -> np.ndarray:
     op = ops.bind(weights.dtype)
     num_tokens, eps = len(token_ids), config["rms_norm_eps"]
-    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     cos, sin = rope.tables(config, head_dim, num_tokens)
     embedding = weights["model.embed_tokens.weight"]
 
