@@ -10,6 +10,7 @@ from fastcore.checkpoints.fh1w_configs import builtin_config
 from fastcore.checkpoints.fields import Fields
 from fastcore.checkpoints.hf_config import parse_fields
 from fastcore.checkpoints.mapped import MappedFile
+from fastcore.checkpoints.quantized import METHODS, dequantized
 from fastcore.checkpoints.safetensors import missing_shards, read_weight_map
 from fastcore.checkpoints.strict_json import read_object
 from fastcore.checkpoints.tokenizer_files import read_tokenizer
@@ -34,16 +35,28 @@ class FolderCheckpoint(Checkpoint):
     def __init__(
         self, path: Path, folder: Path, tensors: Mapping[str, Tensor], files: tuple[MappedFile, ...], is_pack: bool
     ) -> None:
-        super().__init__(path, tensors, files)
         self.folder = folder
         self._is_pack = is_pack
+        self._config_json = _read(folder / CONFIG_NAME)
         if not is_pack:
             _mention_adapter(folder)
+            tensors = self._dequantized(tensors)
+        super().__init__(path, tensors, files)
+
+    def _dequantized(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Take quantization_config out of the config where the tensors can be given as plain ones."""
+        config = self._config_json or {}
+        for name in ("quantization_config", "compression_config"):
+            settings = config.get(name)
+            if isinstance(settings, Mapping) and settings.get("quant_method") in METHODS:
+                del config[name]
+                tensors = dequantized(tensors, Fields(settings, str(self.folder / CONFIG_NAME), f"{name}."))
+        return tensors
 
     def _parse(self) -> ModelConfig:
-        if self._is_pack and not (self.folder / CONFIG_NAME).exists():
+        if self._is_pack and self._config_json is None:
             return builtin_config(self)
-        return read_config(self.folder)
+        return _parse(self.folder, self._config_json)
 
     def tokenizer(self) -> TokenizerParts | None:
         return read_tokenizer(self.folder)
@@ -51,11 +64,19 @@ class FolderCheckpoint(Checkpoint):
 
 def read_config(folder: Path) -> ModelConfig:
     """The config of a folder alone: config.json, generation_config.json and viterbi.json."""
-    if not (folder / CONFIG_NAME).exists():
+    return _parse(folder, _read(folder / CONFIG_NAME))
+
+
+def _parse(folder: Path, config: Mapping[str, Any] | None) -> ModelConfig:
+    if config is None:
         raise CheckpointError(f"{folder} has no {CONFIG_NAME}; expected a model folder in Hugging Face form")
-    files = [folder / name for name in (CONFIG_NAME, "generation_config.json", "viterbi.json")]
-    config, generation, viterbi = (Fields(read_object(file) if file.exists() else {}, str(file)) for file in files)
-    return parse_fields(config, generation, viterbi)
+    others = [folder / name for name in ("generation_config.json", "viterbi.json")]
+    generation, viterbi = (Fields(_read(file) or {}, str(file)) for file in others)
+    return parse_fields(Fields(config, str(folder / CONFIG_NAME)), generation, viterbi)
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    return read_object(file) if file.exists() else None
 
 
 def weights_of_folder(folder: Path) -> Path:
