@@ -50,7 +50,8 @@ class FolderCheckpoint(Checkpoint):
             settings = config.get(name)
             if isinstance(settings, Mapping) and settings.get("quant_method") in METHODS:
                 del config[name]
-                tensors = dequantized(tensors, Fields(settings, str(self.folder / CONFIG_NAME), f"{name}."))
+                fields = Fields(settings, str(self.folder / CONFIG_NAME), f"{name}.")
+                tensors = dequantized(tensors, fields, lambda stem: _has_bias(config, stem))
         return tensors
 
     def _parse(self) -> ModelConfig:
@@ -73,6 +74,13 @@ def _parse(folder: Path, config: Mapping[str, Any] | None) -> ModelConfig:
     others = [folder / name for name in ("generation_config.json", "viterbi.json")]
     generation, viterbi = (Fields(_read(file) or {}, str(file)) for file in others)
     return parse_fields(Fields(config, str(folder / CONFIG_NAME)), generation, viterbi)
+
+
+def _has_bias(config: Mapping[str, Any], name: str) -> bool:
+    """Whether config.json gives this linear map a bias."""
+    if ".self_attn." in name:
+        return bool(config.get("attention_bias")) or (config.get("model_type") == "qwen2" and ".o_proj." not in name)
+    return bool(config.get("mlp_bias")) if ".mlp." in name else True
 
 
 def _read(file: Path) -> dict[str, Any] | None:

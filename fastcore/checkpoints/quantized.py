@@ -6,7 +6,7 @@ lowest bits. Products of a half-precision scale and an integer are exact in f32.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -66,10 +66,12 @@ class QuantizedTensor:
             part.release()
 
 
-def dequantized(tensors: Mapping[str, Tensor], settings: Fields) -> dict[str, Tensor]:
+def dequantized(tensors: Mapping[str, Tensor], settings: Fields, has_bias: Callable[[str], bool]) -> dict[str, Tensor]:
     """The tensors of a folder with each quantised map as one tensor.
 
-    settings: quantization_config of config.json. Raises UnsupportedModelError for a form that has no counterpart here.
+    settings: quantization_config of config.json. has_bias: whether the model has one in a map of this name; some
+    writers store zeros beside every map, which are left out then. Raises UnsupportedModelError for a form that has no
+    counterpart here.
     """
     form = _form(settings)
     ending = f".{form.main}"
@@ -86,6 +88,9 @@ def dequantized(tensors: Mapping[str, Tensor], settings: Fields) -> dict[str, Te
         if name in result:
             raise CheckpointError(f"tensor {name!r} is there both as it is and quantised, as {stem}{form.main}")
         result[name] = QuantizedTensor(name, form, parts)
+        bias = result.get(f"{stem}bias")
+        if bias is not None and not has_bias(stem) and not bias.f32().any():
+            del result[f"{stem}bias"]
     if not maps:
         raise CheckpointError(
             f"{settings.where}: {settings.label('quant_method')} says that the maps are quantised, but there is no "

@@ -12,11 +12,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from fastcore.checkpoints.dense import DTYPES, DenseTensor
 from fastcore.checkpoints.fh1w import read_fh1w
+from fastcore.checkpoints.fields import Fields
 from fastcore.checkpoints.gguf import GgufFile
 from fastcore.checkpoints.hf_config import parse_config
 from fastcore.checkpoints.mapped import Cursor, MappedFile
 from fastcore.checkpoints.open import open_checkpoint
+from fastcore.checkpoints.quantized import dequantized
 from fastcore.checkpoints.safetensors import read_safetensors
 from fastcore.checkpoints.strict_json import parse_object
 from fastcore.model.config import ModelConfig
@@ -502,3 +507,70 @@ def read_tokenizer_files(case: bytes) -> None:
 
 
 READERS["tokenizer"] = Reader(make_tokenizer, read_tokenizer_files)
+
+# ---------------------------------------------------------------- quantised maps
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 8, "checkpoint_format": "gptq"}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 8, "version": "gemm", "zero_point": True}
+WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 8, "symmetric": False}
+PACKED = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"g": {"weights": WEIGHTS, "input_activations": None}},
+}
+INT8 = PACKED | {"format": "int-quantized", "config_groups": {"g": {"weights": WEIGHTS | {"num_bits": 8}}}}
+# name: dtype, shape, values of the parts of a map [16, 16]
+QUANTISED: list[tuple[dict[str, Any], dict[str, list[Any]]]] = [
+    (
+        GPTQ,
+        {
+            "qweight": ["I32", [2, 16], 7],
+            "qzeros": ["I32", [2, 2], 1],
+            "scales": ["F16", [2, 16], 1],
+            "g_idx": ["I32", [16], 1],
+        },
+    ),
+    (AWQ, {"qweight": ["I32", [16, 2], 7], "qzeros": ["I32", [2, 2], 1], "scales": ["F16", [2, 16], 1]}),
+    (
+        PACKED,
+        {
+            "weight_packed": ["I32", [16, 2], 7],
+            "weight_scale": ["BF16", [16, 2], 1],
+            "weight_shape": ["I64", [2], 16],
+            "weight_zero_point": ["I32", [2, 2], 1],
+        },
+    ),
+    (
+        INT8,
+        {"weight": ["I8", [16, 16], 7], "weight_scale": ["F32", [16, 2], 1], "weight_zero_point": ["I8", [16, 2], 1]},
+    ),
+]
+QUANTISED_TEXTS = [json.dumps(pair) for pair in QUANTISED]
+PART_NAMES = sorted({name for _, parts in QUANTISED for name in parts} | {"bias"})
+
+
+def make_quantised(rng: random.Random) -> bytes:
+    settings, parts = json.loads(rng.choice(QUANTISED_TEXTS))
+    if rng.random() < 0.6:
+        settings = mutate_json(settings, rng, names=("bits", "dynamic", "symmetric", "num_bits", "format"))
+    if rng.random() < 0.6:
+        parts = mutate_json(parts, rng, rounds=2, names=PART_NAMES)
+    return json.dumps([settings, parts]).encode()
+
+
+def read_quantised(case: bytes) -> None:
+    settings, parts = json.loads(case)
+    tensors = {}
+    for name, part in (parts if isinstance(parts, dict) else {}).items():
+        dtype, shape, value = part if isinstance(part, list) and len(part) == 3 else ("F32", [1], 0)
+        kind = DTYPES.get(dtype if isinstance(dtype, str) else "F32", np.dtype("f4"))
+        sides = [n for n in shape if type(n) is int and 0 <= n <= 64][:3] if isinstance(shape, list) else []
+        array = np.full(sides, value if type(value) is int and 0 <= value < 100 else 0, kind)
+        tensors[f"x.{name}"] = DenseTensor.from_array(
+            name, array, dtype if kind == DTYPES["BF16"] and dtype == "BF16" else None
+        )
+    fields = Fields(settings if isinstance(settings, dict) else {}, "config.json", "quantization_config.")
+    touch(dequantized(tensors, fields, lambda stem: False))
+
+
+READERS["quantised"] = Reader(make_quantised, read_quantised)
