@@ -35,7 +35,7 @@ _SCALARS = {
         12: "d",
     }.items()
 }
-_U32, _U64 = _SCALARS[4], _SCALARS[10]
+_U32 = _SCALARS[4]
 _STRING, _ARRAY = 8, 9
 _MAX_RANK = 4
 _MAX_DEPTH = 4
@@ -105,7 +105,7 @@ class _Reader:
         return self.cursor.unpack(layout, what)[0]
 
     def text(self, what: str) -> str:
-        return self.cursor.take(self.scalar(_U64, what), what).decode("utf-8", "replace")
+        return self.cursor.strings(1, what)[0]
 
     def value(self, kind: int, key: str, depth: int = 0) -> Any:
         if kind in _SCALARS:
@@ -124,6 +124,8 @@ class _Reader:
         if item in _SCALARS:
             dtype = np.dtype(_SCALARS[item].format)
             return np.frombuffer(self.cursor.take(count * dtype.itemsize, "an array"), dtype).tolist()
+        if item == _STRING:
+            return self.cursor.strings(count, "a string")
         return [self.value(item, key, depth + 1) for _ in range(count)]
 
     def entry(self) -> tuple[str, tuple[int, ...], int, int]:

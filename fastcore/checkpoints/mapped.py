@@ -12,6 +12,7 @@ from fastcore.errors import CheckpointError
 
 __all__ = ["Cursor", "MappedFile", "read_bytes"]
 
+_U64 = struct.Struct("<Q")
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -84,6 +85,21 @@ class Cursor:
     def take(self, size: int, what: str) -> bytes:
         begin = self.skip(size, what)
         return bytes(self._buffer[begin : begin + size])
+
+    def strings(self, count: int, what: str) -> list[str]:
+        """Texts, each after its length in bytes as u64. What is not UTF-8 becomes U+FFFD."""
+        texts = []
+        buffer, last, unpack = self._buffer, self.size - 8, _U64.unpack_from
+        for _ in range(count):
+            begin = self.position + 8
+            if self.position > last:
+                self.skip(8, what)  # raises
+            length = unpack(buffer, self.position)[0]
+            if length > self.size - begin:
+                self.skip(8 + length, what)  # raises
+            self.position = begin + length
+            texts.append(buffer[begin : self.position].decode("utf-8", "replace"))
+        return texts
 
     def unpack(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
         return layout.unpack_from(self._buffer, self.skip(layout.size, what))
