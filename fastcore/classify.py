@@ -28,8 +28,10 @@ from fastcore.model.weights import Weights
 from fastcore.models import record_model
 from fastcore.models.token_classifier import decoding
 from fastcore.pii.classification import OFFSETS, Classification, TokenScores
+from fastcore.pii.labels import operating_point as _operating_point
 from fastcore.pii.masking import MaskedText, MaskingOptions, MaskingRules, Operator
-from fastcore.pii.spans import Span, Window, decode_spans, merge_windows, operating_point, plan_windows
+from fastcore.pii.spans import Span, decode_spans
+from fastcore.pii.windows import Window, merge_windows, plan_windows
 from fastcore.threads import resolve_num_threads
 
 if TYPE_CHECKING:
@@ -338,7 +340,6 @@ def _blocks(num_tokens: int) -> int:
 
 _NEVER = np.float32(-1e30)
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_operating_point = operating_point
 
 
 def _window(asked: int | None, own: int, longest: int) -> int:

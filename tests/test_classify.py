@@ -85,6 +85,7 @@ def test_the_repr_of_a_result_does_not_show_the_text(labelled: TokenClassifier) 
     assert "unmistakable" not in repr(labelled.score("an unmistakable text"))
 
 
+@pytest.mark.case("I01")
 def test_spans_after_characters_of_several_bytes(labelled: TokenClassifier) -> None:
     text = "\U0001f4f7 BOB \u260e 555-0100 \U0001f469\u200d\U0001f469\u200d\U0001f467 ANN"
     assert found(labelled, text) == [(PERSON, "BOB"), (PHONE, "555"), (PHONE, "0100"), (PERSON, "ANN")]
@@ -107,6 +108,7 @@ def test_offsets_in_other_units(labelled: TokenClassifier, offsets: str) -> None
         result.spans("bytes")
 
 
+@pytest.mark.case("I02")
 def test_combining_marks_belong_to_the_name(labelled: TokenClassifier) -> None:
     text = "for JOSE\u0301 GARCI\u0301A, and A\u0308."
     assert unicodedata.normalize("NFC", text) != text
@@ -114,12 +116,14 @@ def test_combining_marks_belong_to_the_name(labelled: TokenClassifier) -> None:
     assert [name for _, name in found(labelled, text)] == ["JOSE\u0301", "GARCI\u0301", "A", "A\u0308"]
 
 
+@pytest.mark.case("I03")
 def test_spans_have_no_whitespace_at_their_ends(labelled: TokenClassifier) -> None:
     for text, start in (("call Alice and", 5), ("call  Alice\n", 6), (" Alice ", 1)):
         (entity,) = labelled(text).entities
         assert (entity.start, entity.end) == (start, start + 5)
 
 
+@pytest.mark.case("I09")
 def test_masking_goes_by_offsets(labelled: TokenClassifier) -> None:
     text = "xAlice met Alice; xAlice left"  # only the one with a space before it is the token " Alice"
     (entity,) = [e for e in labelled(text).entities if e.text == "Alice"]
@@ -127,6 +131,7 @@ def test_masking_goes_by_offsets(labelled: TokenClassifier) -> None:
     assert "met [PRIVATE_PERSON]; x" in labelled.mask(text).text
 
 
+@pytest.mark.case("I10")
 def test_text_outside_spans_is_never_rewritten(labelled: TokenClassifier) -> None:
     text = "\ufeffname:\r\nBOB\r\n\ttel 1\x0c\u2028 end\r\r\n\x00\x85"
     masked = labelled.mask(text)
@@ -332,6 +337,7 @@ def test_callers_on_several_threads_get_their_own_results(random: TokenClassifie
 # ---------------------------------------------------------------- long texts
 
 
+@pytest.mark.case("I06")
 @pytest.mark.parametrize("overlap", [None, 0, 1, 16, 63])
 def test_windows_find_what_one_large_window_finds(
     labelled_folder: Path, labelled: TokenClassifier, overlap: int | None
@@ -347,6 +353,7 @@ def test_windows_find_what_one_large_window_finds(
         assert whole.windows == 1
 
 
+@pytest.mark.case("I06")
 @pytest.mark.parametrize("overlap", [0, 16, 31])
 def test_an_entity_across_windows_is_found_whole(labelled_folder: Path, overlap: int) -> None:
     small = TokenClassifier(labelled_folder, num_threads=1, max_seq_len=32, overlap=overlap)

@@ -49,6 +49,7 @@ def test_each_line_of_stdin_is_a_text(mask) -> None:
     assert err == "5 texts, 3 with something masked: private_person 2, private_phone 1\n"
 
 
+@pytest.mark.case("I10")
 def test_nothing_else_is_rewritten(mask) -> None:
     text = "\ufeffname:\r\nBOB\r\n\ttel 1\x0c\u2028 end\u0085\r\r\n\x00".encode() + b"caf\xe9 ANN \xff\xfe\n"
     code, out, _ = mask(stdin=text)
@@ -568,3 +569,15 @@ def test_what_the_system_refuses_is_one_line(folder: Path, tmp_path: Path, comma
     assert (done.returncode, done.stderr.decode()) == (code, message)
     assert done.stdout == (b"" if code else b"ring [PRIVATE_PERSON]")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "long.txt"]
+
+
+# ---------------------------------------------------------------- whole words, and neighbours as one
+
+
+def test_whole_words_and_neighbours(mask) -> None:
+    text = b"Bob (ANN) LEE, 555\n"
+    assert mask(stdin=text)[1] == b"[PRIVATE_PERSON]ob ([PRIVATE_PERSON]) [PRIVATE_PERSON], [PRIVATE_PHONE]\n"
+    assert mask("--whole-words", stdin=text)[1].startswith(b"[PRIVATE_PERSON] ([PRIVATE_PERSON]) ")
+    assert mask("--whole-words", "--join", "1", stdin=text)[1].startswith(b"[PRIVATE_PERSON] ([PRIVATE_PERSON]) ")
+    assert mask("--whole-words", "--join", "2", stdin=text)[1] == b"[PRIVATE_PERSON], [PRIVATE_PHONE]\n"
+    assert mask("--join", "-1", stdin=text)[:2] == (1, b"")

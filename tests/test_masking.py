@@ -147,6 +147,7 @@ def test_entities_in_any_order_and_none():
 # ---- Overlaps
 
 
+@pytest.mark.case("I07")
 def test_overlapping_spans_become_disjoint_and_leave_the_rest_intact():
     text = "abcdefghijklmn, ok"
     entities = [entity(text, 0, 12, "a", 0.6), entity(text, 3, 12, "b", 0.9), entity(text, 10, 14, "c", 0.5)]
@@ -156,6 +157,7 @@ def test_overlapping_spans_become_disjoint_and_leave_the_rest_intact():
     assert mask_text(text, entities, "placeholder").unmask() == text
 
 
+@pytest.mark.case("I07")
 @pytest.mark.parametrize(
     ("spans", "pieces"),
     [
@@ -191,6 +193,7 @@ def test_what_an_overlap_leaves_over_is_trimmed_and_shows_nothing():
     assert mask_text(text, only_space_left).text == "[PRIVATE_PERSON] Lee Berlin 10115"
 
 
+@pytest.mark.case("I07")
 def test_no_covered_character_shows_and_no_other_changes():
     """Random overlapping spans: the masked text is the original with every covered character starred."""
     rng = random.Random(3)
@@ -272,24 +275,28 @@ def test_unmask_takes_the_longest_placeholder():
 # ---- By offsets, and only there
 
 
+@pytest.mark.case("I09")
 def test_only_the_labelled_occurrence_changes():
     text = "Alexandria met Alex; Alex left"
     masked = mask_text(text, [entity(text, 15, 19)])
     assert masked.text == "Alexandria met [PRIVATE_PERSON]; Alex left"
 
 
+@pytest.mark.case("I01")
 def test_emoji_stay_whole():
     text = "📷 Bob ☎ 555-0100 👩\u200d👩\u200d👧 Ann"
     entities = [found(text, "Bob"), found(text, "555-0100", "private_phone"), found(text, "Ann")]
     assert mask_text(text, entities).text == "📷 [PRIVATE_PERSON] ☎ [PRIVATE_PHONE] 👩\u200d👩\u200d👧 [PRIVATE_PERSON]"
 
 
+@pytest.mark.case("I10")
 def test_line_ends_tabs_and_marks_outside_spans_are_never_rewritten():
     text = "\ufeffName:\r\nBob\r\n\tTel 1\x0c\u2028Eve\r\r\n\x00 e\u0301 é ﬁ\n"
     masked = mask_text(text, [found(text, "Bob"), found(text, "Eve")], "mask")
     assert masked.text == "\ufeffName:\r\n***\r\n\tTel 1\x0c\u2028***\r\r\n\x00 e\u0301 é ﬁ\n"
 
 
+@pytest.mark.case("I02")
 def test_every_code_point_of_a_decomposed_name_goes():
     text = "Dear Jose\u0301 Garci\u0301a, e\u0301"
     masked = mask_text(text, [found(text, "Jose\u0301 Garci\u0301a")], "mask")
@@ -336,3 +343,92 @@ def test_an_unknown_option_is_a_type_error():
 def test_a_callable_must_return_a_string():
     with pytest.raises(TypeError, match="expected a string"):
         mask_text("abc", [entity("abc", 0, 1)], lambda e: None)
+
+
+# ---- Whole words, and neighbours as one
+
+
+@pytest.mark.parametrize(
+    ("text", "found_at", "masked"),
+    [
+        ("Alexandria met", (0, 4), "********** met"),
+        ("met Alexandria", (8, 11), "met **********"),
+        ("Lee-Ann", (0, 2), "***-Ann"),
+        ("x Ann, y", (2, 5), "x ***, y"),
+        ("snake_case1 x", (2, 3), "*********** x"),
+        # an apostrophe between letters is within a word, others are not
+        ("O'Brien's", (2, 4), "*********"),
+        ("'Ann' Lee\u2019s", (1, 2), "'***' Lee\u2019s"),
+        ("'Ann' Lee\u2019s", (6, 7), "'Ann' *****"),
+        # marks, decomposed letters, joiners and their words
+        ("Jose\u0301\u0302 e\u0301", (0, 2), "****** e\u0301"),
+        ("Rene\u0301e\u0301x y", (6, 7), "******** y"),
+        ("\u1112\u1161\u11ab\u1100\u1173\u11af x", (0, 3), "****** x"),
+        ("\ud55c\uae00\uc740 x", (0, 1), "*** x"),
+        ("\u0645\u06cc\u200c\u062e x", (0, 1), "**** x"),
+        # emoji are no part of a word; one of several code points is one character
+        ("Bob\U0001f469\u200d\U0001f467 x", (0, 2), "***\U0001f469\u200d\U0001f467 x"),
+        ("a\U0001f44d\U0001f3fd b", (1, 2), "a** b"),
+        # no spaces between words: nothing is added
+        ("\u738b\u5c0f\u660e\u4f4f\u5728", (0, 2), "**\u660e\u4f4f\u5728"),
+        ("\u0e2a\u0e21\u0e0a\u0e32\u0e22", (0, 2), "**\u0e0a\u0e32\u0e22"),
+        ("Tokyo\u6771\u4eac", (0, 2), "*****\u6771\u4eac"),
+    ],
+)
+def test_whole_words(text, found_at, masked):
+    found = [entity(text, *found_at)]
+    assert mask_text(text, found, "mask", whole_words=True).text == masked
+    assert mask_text(text, found, "placeholder", whole_words=True).unmask() == text
+
+
+def test_words_are_widened_after_what_is_allowed():
+    text = "Alexandria and Alex"
+    spans = [entity(text, 0, 4), entity(text, 15, 19)]
+    assert mask_text(text, spans, whole_words=True, allow_list=["Alex"]).text == text
+    assert mask_text(text, spans, whole_words=True).text == "[PRIVATE_PERSON] and [PRIVATE_PERSON]"
+    both = [entity(text, 0, 4), entity(text, 4, 10, "other", 0.5)]
+    assert mask_text(text, both, whole_words=True).text == "[PRIVATE_PERSON] and Alex"
+
+
+@pytest.mark.parametrize(
+    ("text", "spans", "join", "masked"),
+    [
+        ("Ann Lee, Rome", [(0, 3), (4, 7), (9, 13)], None, "[P] [P], [P]"),
+        ("Ann Lee, Rome", [(0, 3), (4, 7), (9, 13)], 0, "[P] [P], [P]"),
+        ("Ann Lee, Rome", [(0, 3), (4, 7), (9, 13)], 1, "[P], [P]"),
+        ("Ann Lee, Rome", [(9, 13), (4, 7), (0, 3)], 2, "[P]"),
+        ("AnnLee", [(0, 3), (3, 6)], None, "[P][P]"),
+        ("AnnLee", [(0, 3), (3, 6)], 0, "[P]"),
+        ("Ann\u2014\u200b\u3000Lee", [(0, 3), (6, 9)], 3, "[P]"),
+        ("Ann+Lee", [(0, 3), (4, 7)], 3, "[P]+[P]"),
+        ("Ann & Lee", [(0, 3), (6, 9)], 3, "[P]"),
+        ("Ann\nLee", [(0, 3), (4, 7)], 3, "[P]\n[P]"),
+        ("Ann \u2028Lee", [(0, 3), (5, 8)], 3, "[P] \u2028[P]"),
+        ("Ann of Lee", [(0, 3), (7, 10)], 9, "[P] of [P]"),
+        ("Ann Lee Rome", [(0, 7), (4, 12)], 0, "[P]"),
+        ("\u1112\u1161\u11ab \u1100\u1173\u11af", [(0, 3), (4, 7)], 1, "[P]"),
+        ("e\u0301 e\u0301", [(0, 2), (3, 5)], 1, "[P]"),
+        ("\U0001f469\u200d\U0001f467-\U0001f44d", [(0, 3), (4, 5)], 1, "[P]"),
+    ],
+)
+def test_neighbours_of_one_label_are_joined(text, spans, join, masked):
+    assert mask_text(text, [entity(text, *span, "p") for span in spans], join=join).text == masked
+
+
+def test_neighbours_of_other_labels_are_not_joined():
+    text = "Ann, 555, Lee"
+    spans = [entity(text, 0, 3, score=0.9), entity(text, 5, 8, "private_phone"), entity(text, 10, 13, score=0.6)]
+    assert mask_text(text, spans, join=9).text == "[PRIVATE_PERSON], [PRIVATE_PHONE], [PRIVATE_PERSON]"
+    pair = [spans[0], entity(text, 5, 8, score=0.6)]
+    joined = mask_text(text, pair, join=2)
+    assert [(item.text, item.score) for item in joined.items] == [("Ann, 555", 0.6)]
+    assert mask_text(text, pair, "placeholder", join=2).unmask() == text
+    assert mask_text("AnnxLee", [entity("AnnxLee", 0, 2), entity("AnnxLee", 5, 7)], join=0, whole_words=True).text == (
+        "[PRIVATE_PERSON]"
+    )
+
+
+@pytest.mark.parametrize("options", [{"join": -1}, {"join": 1.5}, {"join": True}, {"whole_words": 1}])
+def test_wrong_options_of_widening_are_refused(options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} is"):
+        mask_text("abc", [], **options)

@@ -56,7 +56,8 @@ def test_scoring_gives_the_classifiers_numbers(port: int, classifier: TokenClass
     texts = ["ring BOB", "", "caf\u00e9 \U0001f4f7 555"]
     status, answer, _ = call(port, "POST", "/v1/scoring", {"model": "pii-masking-latest", "sequences": texts})
     assert status == 200
-    assert set(answer) == {"token_ids", "pruning_scores", "ranking_scores"}
+    assert set(answer) == {"token_ids", "pruning_scores", "ranking_scores", "windows"}
+    assert answer["windows"] == [1, 0, 1]
     for i, scores in enumerate(classifier.score(texts)):
         assert answer["token_ids"][i] == scores.token_ids
         received = np.array(answer["pruning_scores"][i], np.float32).reshape(-1, 37)
@@ -159,6 +160,17 @@ def test_bad_options_are_refused(port: int, options: dict[str, Any], message: st
     status, answer, _ = call(port, "POST", "/v1/pii", {"sequences": ["BOB"], **options})
     assert status == 400
     assert message in answer["error"]["message"]
+
+
+@pytest.mark.fault("B5")
+def test_scores_say_in_how_many_windows_a_text_was_read(tmp_path: Path) -> None:
+    text, folder = "ring BOB at home " * 8, labelled_checkpoint(tmp_path)
+    for max_seq_len, alone in ((16, False), (4096, True)):
+        with serving(TokenClassifier(folder, num_threads=1, max_seq_len=max_seq_len), NAMES) as port:
+            status, answer, _ = call(port, "POST", "/v1/scoring", {"sequences": [text, "x"]})
+        assert status == 200
+        assert answer["windows"][1] == 1
+        assert (answer["windows"][0] == 1) == alone
 
 
 @pytest.mark.fault("B3")

@@ -77,6 +77,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--keep", type=int, default=0, metavar="N", help="characters that the operator mask shows")
     group.add_argument("--keep-from", default="end", choices=["start", "end"], help="where it shows them")
     group.add_argument("--mask-char", default="*", metavar="C", help="what it puts for the others (default: *)")
+    group.add_argument(
+        "--join", type=int, metavar="N",
+        help="mask as one what has one label and at most N spaces and punctuation marks between (0: nothing between)",
+    )  # fmt: skip
+    group.add_argument("--whole-words", action="store_true", help="mask the whole of each word that is masked in part")
     group.add_argument("--key-file", type=Path, metavar="FILE", help="secret of the operator hash")
     group.add_argument(
         "--mapping", type=Path, metavar="FILE",
@@ -175,6 +180,8 @@ def _rules(args: argparse.Namespace) -> MaskingRules:
         keep_from=args.keep_from,
         mask_char=args.mask_char,
         key=key,
+        join=args.join,
+        whole_words=args.whole_words,
     )
 
 
@@ -218,8 +225,8 @@ def _classifier(args: argparse.Namespace, rules: MaskingRules) -> "Iterator[Clas
         yield partial(_one_by_one, classifier) if args.line_buffered else lambda texts: classifier(iter(texts))
     else:
         from fastcore.checkpoints.open import open_checkpoint
+        from fastcore.pii.labels import Labels
         from fastcore.pii.processes import classify_in_processes
-        from fastcore.pii.spans import Labels
         from fastcore.sources.resolve import resolve
 
         with open_checkpoint(resolve(args.model)) as checkpoint:

@@ -17,7 +17,7 @@ from fastcore.model.config import ModelConfig, PiiConfig
 from fastcore.model.recorder import Recorder
 from fastcore.model.weights import LinearMap, Weights
 from fastcore.models.qwen3 import record_backbone
-from fastcore.pii.spans import Labels, OperatingPoint
+from fastcore.pii.labels import Labels, OperatingPoint
 
 __all__ = ["Decoding", "decoding", "record"]
 

@@ -1,6 +1,5 @@
 """What a classifier says of one text: scores token by token, or entities."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +9,8 @@ from numpy.typing import NDArray
 
 from fastcore.errors import ContextLengthError
 from fastcore.pii.masking import MaskedText, MaskingRules
-from fastcore.pii.spans import Entity, Span, Window, utf8_offsets, utf16_offsets
+from fastcore.pii.spans import Entity, Span, sigmoid, utf8_offsets, utf16_offsets
+from fastcore.pii.windows import Window
 
 __all__ = ["OFFSETS", "Classification", "TokenScores"]
 
@@ -62,7 +62,7 @@ class Classification:
     @property
     def sensitivity(self) -> float | None:
         """From 0 to 1; None if the model has no sensitivity head."""
-        return None if self.sensitivity_logit is None else _sigmoid(self.sensitivity_logit)
+        return None if self.sensitivity_logit is None else sigmoid(self.sensitivity_logit)
 
     def spans(self, offsets: str = "code_points") -> list[Span]:
         """Start and end of each entity in code_points, in bytes (utf8), or in 16-bit units as in JavaScript (utf16)."""
@@ -99,7 +99,3 @@ class Classification:
             "windows": self.windows,
             "covered": self.covered,
         }
-
-
-def _sigmoid(x: float) -> float:
-    return 1.0 / (1.0 + math.exp(-x)) if x >= 0 else math.exp(x) / (1.0 + math.exp(x))

@@ -12,11 +12,11 @@ import hmac
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypedDict
 
-from fastcore.pii.spans import Entity, belongs_to_previous, trimmed
+from fastcore.pii.spans import Entity, belongs_to_previous, divides_only, trimmed, whole_words
 
 __all__ = ["OPERATORS", "MaskedItem", "MaskedText", "MaskingOptions", "MaskingRules", "Operator", "mask_text", "unmask"]
 
@@ -61,6 +61,8 @@ class MaskingOptions(TypedDict, total=False):
     keep_from: str
     mask_char: str
     key: bytes | str | None
+    join: int | None
+    whole_words: bool
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,10 @@ class MaskingRules:
         a callable      what it returns for the entity, or for the piece of it that is masked
     per_label chooses another for some labels; None leaves them as they are. Entities that score below `threshold`, and
     those whose text is in `allow_list` (exactly), are left as they are too, except where another entity overlaps them.
+
+    Of what is not left, with `whole_words`, words that are found in part are masked whole; then, with `join`, what has
+    one label and at most `join` code points of spaces and punctuation between, on one line, is masked as one, which has
+    the lowest score of its parts.
     """
 
     operator: Operator = "replace"
@@ -87,6 +93,8 @@ class MaskingRules:
     keep_from: str = "end"
     mask_char: str = "*"
     key: bytes | str | None = field(default=None, repr=False)
+    join: int | None = None
+    whole_words: bool = False
 
     def __post_init__(self) -> None:
         operators = (self.operator, *(operator for operator in self.per_label.values() if operator is not None))
@@ -105,6 +113,10 @@ class MaskingRules:
             raise ValueError(f"keep_from is {self.keep_from!r}; expected 'start' or 'end'")
         if len(self.mask_char) != 1:
             raise ValueError(f"mask_char is {self.mask_char!r}; expected one character")
+        if self.join is not None and (isinstance(self.join, bool) or not isinstance(self.join, int) or self.join < 0):
+            raise ValueError(f"join is {self.join!r}; expected a number of characters from 0, or None")
+        if not isinstance(self.whole_words, bool):
+            raise ValueError(f"whole_words is {self.whole_words!r}; expected true or false")
 
     def mask(self, text: str, entities: Iterable[Entity], mapping: Mapping[str, str] | None = None) -> MaskedText:
         """Replace the entities of a text.
@@ -119,7 +131,7 @@ class MaskingRules:
             allowed = entity.text in self.allow_list or entity.score < self.threshold
             if entity.text and not allowed and self._operator(entity) is not None:
                 chosen.append(entity)
-        pieces = _disjoint_pieces(chosen, text)
+        pieces = _disjoint_pieces(self._widened(chosen, text), text)
         placeholders = _Placeholders(text, mapping or {})
         while True:
             items: list[MaskedItem] = []
@@ -145,6 +157,12 @@ class MaskingRules:
             masked = "".join(parts) + text[position:]
             if placeholders.occur_only_where_put(masked):
                 return MaskedText(masked, tuple(items), placeholders.mapping)
+
+    def _widened(self, entities: list[Entity], text: str) -> list[Entity]:
+        if self.whole_words:
+            spans = [(entity, *whole_words(text, entity.start, entity.end)) for entity in entities]
+            entities = [replace(entity, start=start, end=end, text=text[start:end]) for entity, start, end in spans]
+        return entities if self.join is None else _joined(entities, text, self.join)
 
     def _operator(self, entity: Entity) -> Operator | None:
         return self.per_label.get(entity.label, self.operator)
@@ -197,10 +215,14 @@ def mask_text(
     keep_from: str = "end",
     mask_char: str = "*",
     key: bytes | str | None = None,
+    join: int | None = None,
+    whole_words: bool = False,
     mapping: Mapping[str, str] | None = None,
 ) -> MaskedText:
     """Replace the entities of one text: `MaskingRules(operator, ...).mask(text, entities, mapping)`, which see."""
-    rules = MaskingRules(operator, per_label or {}, allow_list, threshold, keep, keep_from, mask_char, key)
+    rules = MaskingRules(
+        operator, per_label or {}, allow_list, threshold, keep, keep_from, mask_char, key, join, whole_words
+    )
     return rules.mask(text, entities, mapping)
 
 
@@ -221,6 +243,22 @@ def _check_entity(entity: Entity, text: str) -> None:
         raise ValueError(f"entity {entity.start}-{entity.end} lies outside the text of {len(text)} characters")
     if text[entity.start : entity.end] != entity.text:
         raise ValueError(f"the text at {entity.start}-{entity.end} is not that of the entity: is it from another text?")
+
+
+def _joined(entities: Iterable[Entity], text: str, longest: int) -> list[Entity]:
+    """Neighbours of one label as one, across a gap of at most `longest` code points that only divides."""
+    joined: list[Entity] = []
+    last: dict[str, int] = {}  # where in `joined` the last one of each label is
+    for entity in sorted(entities, key=lambda entity: (entity.start, entity.end)):
+        before = joined[last[entity.label]] if entity.label in last else None
+        if before and entity.start - before.end <= longest and divides_only(text[before.end : entity.start]):
+            end = max(before.end, entity.end)
+            score = min(before.score, entity.score)
+            joined[last[entity.label]] = Entity(entity.label, before.start, end, text[before.start : end], score)
+        else:
+            last[entity.label] = len(joined)
+            joined.append(entity)
+    return joined
 
 
 def _disjoint_pieces(entities: Sequence[Entity], text: str) -> list[tuple[Entity, bool]]:

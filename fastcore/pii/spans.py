@@ -1,33 +1,26 @@
-"""From label logits to entities: the label scheme, the best legal path, spans of text, and windows over a long text."""
+"""Spans of text: from a path of labels to entities, and what of a text belongs to one character or one word."""
 
 import math
 import unicodedata
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcore._kernels import MAX_LABELS, viterbi
-from fastcore.errors import UnsupportedModelError
-from fastcore.locks import cached_property
+from fastcore.pii.labels import Labels
 
 __all__ = [
-    "OPERATING_POINTS",
     "Entity",
-    "Labels",
-    "OperatingPoint",
-    "Window",
+    "Span",
+    "belongs_to_previous",
     "decode_spans",
-    "merge_windows",
-    "operating_point",
-    "plan_windows",
+    "divides_only",
+    "sigmoid",
+    "trimmed",
     "utf8_offsets",
     "utf16_offsets",
-    "viterbi",
-    "window_owners",
+    "whole_words",
 ]
 
 Span = tuple[int, int]  # start and end, end exclusive
@@ -42,137 +35,6 @@ class Entity:
     end: int
     text: str
     score: float
-
-
-# ---- Labels
-
-
-@dataclass(frozen=True)
-class Labels:
-    """Token labels in the order of the head's rows, in BIES (BIOES) or BIO: `O`, or tag and entity type, `B-person`.
-
-    B begins an entity, I is inside, E ends it, S is one of a single token. A type without E labels may end at any B or
-    I (that is BIO), and a type without B labels may begin with I.
-    """
-
-    names: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        for index, name in enumerate(self.names):
-            tag, _, kind = name.partition("-")
-            if name != "O" and (tag not in {"B", "I", "E", "S"} or not kind):
-                raise UnsupportedModelError(
-                    f"label {index} is {name!r}; expected 'O', or B-, I-, E- or S- followed by an entity type"
-                )
-        if len(self.names) > MAX_LABELS:
-            raise UnsupportedModelError(f"{len(self.names)} labels; supported: up to {MAX_LABELS}")
-        if "O" not in self.names:
-            raise UnsupportedModelError(f"none of the {len(self.names)} labels is 'O', for tokens outside entities")
-        twice = sorted({name for name in self.names if self.names.count(name) > 1})
-        if twice:
-            raise UnsupportedModelError(f"labels occur twice: {', '.join(twice)}")
-
-    @classmethod
-    def from_id2label(cls, id2label: Mapping[int, str]) -> "Labels":
-        """The labels of a config, whose keys must be 0, 1, 2, ..."""
-        if sorted(id2label) != list(range(len(id2label))):
-            raise UnsupportedModelError(f"id2label has the ids {sorted(id2label)}; expected 0 to {len(id2label) - 1}")
-        return cls(tuple(id2label[index] for index in range(len(id2label))))
-
-    @cached_property
-    def tags(self) -> tuple[str, ...]:
-        """O, B, I, E or S, one for each label."""
-        return tuple(name[0] for name in self.names)
-
-    @cached_property
-    def kinds(self) -> tuple[str, ...]:
-        """The entity type of each label; empty for O."""
-        return tuple(name[2:] for name in self.names)
-
-    @cached_property
-    def entity_types(self) -> tuple[str, ...]:
-        """Each type once, in the order of the labels."""
-        return tuple(dict.fromkeys(kind for kind in self.kinds if kind))
-
-    @cached_property
-    def may_start(self) -> NDArray[np.bool_]:
-        """Labels that can follow the end of an entity, [num_labels]: O, B, S."""
-        return np.array([tag in "OBS" or (tag == "I" and f"B-{k}" not in self.names) for tag, k in self._pairs])
-
-    @cached_property
-    def may_end(self) -> NDArray[np.bool_]:
-        """Labels after which an entity is complete, [num_labels]: O, E, S; in BIO all."""
-        return np.array([tag in "OES" or f"E-{k}" not in self.names for tag, k in self._pairs])
-
-    @cached_property
-    def legal_transitions(self) -> NDArray[np.bool_]:
-        """[from, to]: B and I go on to I or E of their type; what ends an entity is followed by what can start one."""
-        tags, kinds = np.array(self.tags), np.array(self.kinds)
-        same_kind = kinds[:, None] == kinds[None, :]
-        legal: NDArray[np.bool_] = np.isin(tags, ["B", "I"])[:, None] & np.isin(tags, ["I", "E"])[None, :] & same_kind
-        return legal | (self.may_end[:, None] & self.may_start[None, :])
-
-    def transition_scores(
-        self, b_bias: float = 0.0, e_bias: float = 0.0, legal: NDArray[np.bool_] | None = None
-    ) -> NDArray[np.float32]:
-        """f32 [from, to]: -inf where not legal, plus b_bias into every B label, plus e_bias out of every E label.
-
-        `legal` replaces `legal_transitions`, for a checkpoint that brings its own.
-        """
-        legal = self.legal_transitions if legal is None else legal
-        tags = np.array(self.tags)
-        into_b = np.where(tags == "B", np.float32(b_bias), np.float32(0))
-        out_of_e = np.where(tags == "E", np.float32(e_bias), np.float32(0))
-        return np.where(legal, into_b[None, :] + out_of_e[:, None], np.float32(-np.inf)).astype(np.float32)
-
-    @cached_property
-    def start_scores(self) -> NDArray[np.float32]:
-        """f32 [num_labels]: 0 where a text may start, else -inf."""
-        return np.where(self.may_start, np.float32(0), np.float32(-np.inf))
-
-    @cached_property
-    def end_scores(self) -> NDArray[np.float32]:
-        """f32 [num_labels]: 0 where a text may end, else -inf."""
-        return np.where(self.may_end, np.float32(0), np.float32(-np.inf))
-
-    @property
-    def _pairs(self) -> list[tuple[str, str]]:
-        return list(zip(self.tags, self.kinds, strict=True))
-
-
-class OperatingPoint(NamedTuple):
-    """Biases of the path: b_bias on every transition into a B label, e_bias on every transition out of an E label.
-
-    Higher biases find more entities of several tokens (recall), lower ones fewer (precision).
-    """
-
-    b_bias: float
-    e_bias: float
-
-
-OPERATING_POINTS = {  # added to the checkpoint's own biases, in logits
-    "default": OperatingPoint(0.0, 0.0),
-    "recall": OperatingPoint(1.0, 1.0),
-    "precision": OperatingPoint(-1.0, -1.0),
-}
-
-
-def operating_point(choice: str | tuple[float, float] | None, shipped: OperatingPoint) -> OperatingPoint:
-    """A preset by name, relative to the `shipped` biases, or the two biases themselves; None is shipped."""
-    if choice is None:
-        return shipped
-    if isinstance(choice, str):
-        if choice not in OPERATING_POINTS:
-            presets = ", ".join(OPERATING_POINTS)
-            raise ValueError(f"operating_point is {choice!r}; expected (b_bias, e_bias) or one of {presets}")
-        added = OPERATING_POINTS[choice]
-        return OperatingPoint(shipped.b_bias + added.b_bias, shipped.e_bias + added.e_bias)
-    if len(choice) != 2 or not all(math.isfinite(bias) for bias in choice):
-        raise ValueError(f"operating_point is {choice!r}; expected two finite biases (b_bias, e_bias)")
-    return OperatingPoint(float(choice[0]), float(choice[1]))
-
-
-# ---- Spans
 
 
 def decode_spans(
@@ -207,7 +69,7 @@ def decode_spans(
             start -= 1
         while end < len(text) and belongs_to_previous(text, end):
             end += 1
-        score = _sigmoid(math.fsum(chosen[tokens.start : tokens.stop]) / len(tokens))
+        score = sigmoid(math.fsum(chosen[tokens.start : tokens.stop]) / len(tokens))
         entities.append(Entity(label, start, end, text[start:end], score))
         floor = end
     return entities
@@ -239,7 +101,8 @@ def trimmed(text: str, start: int, end: int) -> Span:
     return start, end
 
 
-def _sigmoid(x: float) -> float:
+def sigmoid(x: float) -> float:
+    """From 0 to 1, of any logit."""
     return 1.0 / (1.0 + math.exp(-x)) if x >= 0 else math.exp(x) / (1.0 + math.exp(x))
 
 
@@ -299,92 +162,56 @@ def _code_unit_offsets(text: str, spans: Sequence[Span], encoding: str, unit_byt
     return [(units[start], units[end]) for start, end in spans]
 
 
-# ---- Windows
+# ---- Words
+
+_APOSTROPHES = "'\u2019"
+_WITHOUT_SPACES = (  # between words: Thai and Lao, Myanmar, Khmer, kana and bopomofo, Han
+    ("\u0e00", "\u0eff"), ("\u1000", "\u109f"), ("\u1780", "\u17ff"), ("\u3040", "\u312f"), ("\u31a0", "\u31ff"),
+    ("\u3400", "\u9fff"), ("\uf900", "\ufaff"), ("\uff66", "\uff9f"), ("\U00020000", "\U0003ffff"),
+)  # fmt: skip
 
 
-class Window(NamedTuple):
-    """A range of tokens, end exclusive."""
+def whole_words(text: str, start: int, end: int) -> Span:
+    """The span with the rest of the words that it begins and ends in.
 
-    start: int
-    end: int
-
-
-def plan_windows(
-    offsets: Sequence[Span], text: str, max_tokens: int, overlap: int = 128, boundaries: Sequence[int] = ()
-) -> list[Window]:
-    """Windows of at most `max_tokens` that cover all tokens; neighbours share at least `overlap` of them.
-
-    A window starts and ends at one of `boundaries` (code points where a message begins) if one is near, else where a
-    word begins, else where it must. Tokens that fit go into one window; no tokens, no window.
+    A word is a run of letters, digits and underscores, with their marks and with apostrophes between them. Where a
+    script sets no spaces between words, the span stays as it is.
     """
-    if max_tokens < 1 or not 0 <= overlap < max_tokens:
-        raise ValueError(f"max_tokens is {max_tokens} and overlap {overlap}; expected 0 <= overlap < max_tokens")
-    num_tokens = len(offsets)
-    if num_tokens <= max_tokens:
-        return [Window(0, num_tokens)] if num_tokens else []
-    strengths = _cut_strengths(offsets, text, boundaries)
-    # Moving both ends of a window back by up to this much still leaves every window one token of progress.
-    reach = (max_tokens - overlap - 1) // 2
-
-    def cut(latest: int) -> int:
-        """The strongest place to cut within reach, of equals the latest."""
-        return max(range(latest, latest - reach - 1, -1), key=strengths.__getitem__)
-
-    windows: list[Window] = []
-    start = 0
-    while start + max_tokens < num_tokens:
-        end = cut(start + max_tokens)
-        windows.append(Window(start, end))
-        start = cut(end - overlap) if overlap else end
-    windows.append(Window(start, num_tokens))
-    return windows
+    if start == end:
+        return start, end
+    while start > 0 and _in_one_word(text, start):
+        start -= 1
+    while end < len(text) and _in_one_word(text, end):
+        end += 1
+    return start, end
 
 
-def _cut_strengths(offsets: Sequence[Span], text: str, boundaries: Sequence[int]) -> list[int]:
-    """How well a text is cut before each token: 2 where a message begins, 1 where a word does, 0 elsewhere."""
-    ordered = sorted(boundaries)
-    strengths = []
-    previous = -1  # where the token before starts
-    messages_before = 0
-    for start, end in offsets:
-        if start == end or start <= previous:  # no text of its own, or the rest of a split character
-            strengths.append(0)
-            continue
-        begins_word = text[start].isspace() or start == 0 or text[start - 1].isspace()
-        messages = bisect_right(ordered, trimmed(text, start, end)[0])
-        strengths.append(2 if messages > messages_before else int(begins_word))
-        previous, messages_before = start, messages
-    return strengths
+def _in_one_word(text: str, index: int) -> bool:
+    """Whether text[index - 1] and text[index] stand in one word, or in one character."""
+    if belongs_to_previous(text, index):
+        return True
+    before = _letter_before(text, index)
+    if text[index] in _APOSTROPHES:
+        return _in_word(before) and index + 1 < len(text) and _in_word(text[index + 1])
+    if before in _APOSTROPHES:
+        return _in_word(text[index]) and index > 1 and _in_word(_letter_before(text, index - 1))
+    return _in_word(before) and _in_word(text[index])
 
 
-def window_owners(windows: Sequence[Window]) -> NDArray[np.int32]:
-    """For each token, the index of the window that sees most around it: the one whose nearer edge is farthest away.
-
-    The ends of the text are no edges. Of equals, the earlier window. int32 [num_tokens].
-    """
-    num_tokens = windows[-1].end if windows else 0
-    owners = np.zeros(num_tokens, np.int32)
-    context = np.full(num_tokens, -1, np.int64)
-    for index, (start, end) in enumerate(windows):
-        tokens = np.arange(start, end)
-        before = tokens - start if start > 0 else np.full(end - start, num_tokens)
-        after = end - 1 - tokens if end < num_tokens else np.full(end - start, num_tokens)
-        seen = np.minimum(before, after)
-        better = tokens[seen > context[start:end]]
-        owners[better] = index
-        context[better] = seen[better - start]
-    return owners
+def _letter_before(text: str, index: int) -> str:
+    """The character before `index`, without its marks."""
+    index -= 1
+    while index > 0 and belongs_to_previous(text, index) and not _in_word(text[index]):
+        index -= 1
+    return text[index]
 
 
-def merge_windows(windows: Sequence[Window], logits: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """One array [num_tokens, num_labels] from those of the windows, each token from its owner (`window_owners`)."""
-    if len(windows) != len(logits) or not windows:
-        raise ValueError(f"{len(logits)} arrays of logits for {len(windows)} windows; expected one for each window")
-    if len(windows) == 1:
-        return logits[0]
-    owners = window_owners(windows)
-    merged = np.empty((len(owners), logits[0].shape[1]), np.float32)
-    for index, (start, end) in enumerate(windows):
-        owned = np.flatnonzero(owners[start:end] == index)
-        merged[start + owned] = logits[index][owned]
-    return merged
+def _in_word(character: str) -> bool:
+    return (character.isalnum() or character == "_") and not _within(character, _WITHOUT_SPACES)
+
+
+def divides_only(gap: str) -> bool:
+    """Whether a text has nothing but spaces, punctuation and what does not show; no line break."""
+    return not any(c in "\n\r\v\f\x85\u2028\u2029" for c in gap) and all(
+        c.isspace() or unicodedata.category(c)[0] in "PZ" or unicodedata.category(c) == "Cf" for c in gap
+    )

@@ -32,9 +32,10 @@ class PiiService:
 
 
 async def scoring(classifier: TokenClassifier, request: Request, body: Body, model: str) -> Response:
-    """{"sequences": [text, ...]} -> of each text: token_ids, pruning_scores [tokens][labels], ranking_scores [1].
+    """{"sequences": [text, ...]} -> token_ids, pruning_scores [tokens][labels], ranking_scores [1], windows of each.
 
-    Scores are logits. ranking_scores of a model without a sensitivity head are empty lists.
+    Scores are logits. ranking_scores of a model without a sensitivity head are empty lists. windows is how many parts a
+    text was read in: of more than one, scores are not those of one whole pass.
     """
     texts = _sequences(body)
     body.finish()
@@ -50,6 +51,7 @@ def _scoring_response(results: list[TokenScores]) -> Response:
             "ranking_scores": [
                 [] if scores.sensitivity_logit is None else [scores.sensitivity_logit] for scores in results
             ],
+            "windows": [len(scores.windows) for scores in results],
         }
     )
 
@@ -57,8 +59,9 @@ def _scoring_response(results: list[TokenScores]) -> Response:
 async def find(classifier: TokenClassifier, request: Request, body: Body, model: str) -> Response:
     """{"sequences": [text, ...]} -> {"results": [...]}: entities, masked_text and sensitivity of each text.
 
-    Options are those of masking (operator, per_label, allow_list, threshold, keep, keep_from, mask_char, key), and
-    offsets: code_points (default), utf8, or utf16 as JavaScript counts. The operator placeholder adds mapping.
+    Options are those of masking (operator, per_label, allow_list, threshold, keep, keep_from, mask_char, key, join,
+    whole_words), and offsets: code_points (default), utf8, or utf16 as JavaScript counts. The operator placeholder adds
+    mapping.
     """
     texts = _sequences(body)
     offsets = body.string("offsets", "code_points")
@@ -104,4 +107,6 @@ def _rules(body: Body, classifier: TokenClassifier) -> MaskingRules:
         keep_from=body.string("keep_from") or "end",
         mask_char=body.string("mask_char") or "*",
         key=body.string("key"),
+        join=body.integer("join"),
+        whole_words=body.boolean("whole_words"),
     )
