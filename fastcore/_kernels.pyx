@@ -348,6 +348,7 @@ cdef class KVBlocks:
     cdef readonly object memory
     cdef fc_kv_cache c
     cdef list _free  # a heap: low numbers are taken first, so few pages are touched
+    cdef list _owners  # of each block, how many hold it
 
     def __cinit__(self, int num_layers, int num_kv_heads, int head_dim, str dtype, int num_blocks):
         if dtype not in ("f32", "f16"):
@@ -366,6 +367,7 @@ cdef class KVBlocks:
         self.memory = zeros(<object>self.c.block_bytes * <object>num_blocks)
         self.c.base = <uint8_t *><uintptr_t>self.memory.ctypes.data
         self._free = list(range(num_blocks))
+        self._owners = [0] * num_blocks
 
     @property
     def block_bytes(self) -> int:
@@ -374,6 +376,10 @@ cdef class KVBlocks:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    def num_owners(self, Py_ssize_t block) -> int:
+        """How many hold a block."""
+        return self._owners[block]
 
     cdef _full(self, str needed):
         return CacheFullError(
@@ -384,7 +390,7 @@ cdef class KVBlocks:
 
 @cython.no_gc_clear
 cdef class HeldBlocks:
-    """Blocks that one sequence holds of a cache, in order. They go back when it dies.
+    """Blocks that one sequence holds of a cache, in order. When it dies they go back, unless others hold them, too.
 
     Each call is one C function, so that no signal handler and no other thread comes between taking a block and having it.
     """
@@ -404,7 +410,18 @@ cdef class HeldBlocks:
         if count > len(self._kv._free):
             raise self._kv._full(f"{count} are needed ({FC_BLOCK_TOKENS} tokens each)")
         for _ in range(count):
-            self.numbers.append(heappop(self._kv._free))
+            block = heappop(self._kv._free)
+            self._kv._owners[block] = 1
+            self.numbers.append(block)
+
+    def share(self, list numbers not None) -> None:
+        """Hold blocks that somebody holds already, after those held so far. Nobody may write to them any more."""
+        for block in numbers:
+            if not 0 <= block < self._kv.num_blocks or self._kv._owners[block] == 0:
+                raise ValueError(f"block {block} is held by nobody")
+        for block in numbers:
+            self._kv._owners[block] += 1
+            self.numbers.append(block)
 
     def take_run(self, Py_ssize_t count) -> None:
         """Take consecutive blocks, for a recurrent state; CacheFullError, and none, where no run is free.
@@ -416,14 +433,19 @@ cdef class HeldBlocks:
             if unused.issuperset(range(first, first + count)):
                 self._kv._free = [block for block in self._kv._free if not first <= block < first + count]
                 heapify(self._kv._free)
-                self.numbers.extend(range(first, first + count))
+                for block in range(first, first + count):
+                    self._kv._owners[block] = 1
+                    self.numbers.append(block)
                 return
         raise self._kv._full(f"{count} consecutive ones are needed (the recurrent state of a sequence)")
 
     cpdef give_back(self, Py_ssize_t count):
         """Give back the last `count` of them."""
         for _ in range(count):
-            heappush(self._kv._free, self.numbers.pop())
+            block = self.numbers.pop()
+            self._kv._owners[block] -= 1
+            if self._kv._owners[block] == 0:
+                heappush(self._kv._free, block)
 
 
 # ---------------------------------------------------------------- programs

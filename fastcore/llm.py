@@ -49,6 +49,8 @@ class LLMOptions(TypedDict, total=False):
     kv_cache_bytes: cap of the KV cache, which grows only as it is used; None, the default, is 4 GiB, or a quarter of
     the machine's memory where that is less.
     kv_dtype: f32, the default | f16.
+    prefix_cache: whether what was computed of earlier texts is kept, under the same cap, for those that begin alike;
+    True, the default. Results are the same bits.
     """
 
     dtype: str
@@ -56,6 +58,7 @@ class LLMOptions(TypedDict, total=False):
     max_seq_len: int | None
     kv_cache_bytes: int | None
     kv_dtype: str
+    prefix_cache: bool
 
 
 class LLM(ModelHolder):
@@ -63,7 +66,7 @@ class LLM(ModelHolder):
 
     model: a folder, a .gguf or .fh1w file, a hub id or a named model; None is the default model. Or a checkpoint that
     is open already. Without a tokenizer it takes and gives token ids, and an error says what is missing for text.
-    options: dtype, num_threads, max_seq_len, kv_cache_bytes and kv_dtype, as LLMOptions says.
+    options: dtype, num_threads, max_seq_len, kv_cache_bytes, kv_dtype and prefix_cache, as LLMOptions says.
 
     Safe to use from several threads: their requests run as one batch, and each gets the result it would get alone.
     `close()`, or the end of `with LLM(...) as llm`, frees its memory.
@@ -109,7 +112,7 @@ class LLM(ModelHolder):
         self.num_threads = resolve_num_threads(options.get("num_threads"))
         self.pool = StatePool(model, kv_cache_bytes, options.get("kv_dtype", "f32"))
         self.max_seq_len = min(max_seq_len or longest, self.pool.max_positions)
-        self._scheduler = Scheduler(model, self.pool, self.num_threads)
+        self._scheduler = Scheduler(model, self.pool, self.num_threads, options.get("prefix_cache", True))
         self._tokenizer = tokenizer
         self._path = path
         endings = () if tokenizer is None else tokenizer.eos_token_ids

@@ -310,4 +310,11 @@ def test_what_holds_a_model_is_not_pickled(llm: LLM, pii: TokenClassifier, copie
 
 
 def test_the_options_of_loading_are_known() -> None:
-    assert list(LLMOptions.__annotations__) == ["dtype", "num_threads", "max_seq_len", "kv_cache_bytes", "kv_dtype"]
+    assert list(LLMOptions.__annotations__) == [
+        "dtype",
+        "num_threads",
+        "max_seq_len",
+        "kv_cache_bytes",
+        "kv_dtype",
+        "prefix_cache",
+    ]

@@ -19,8 +19,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Usage:
+    """cached_tokens: of the prompt, those that an earlier call had computed."""
+
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -29,7 +32,10 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds. A batch shares its steps, so the times of its requests overlap."""
+    """Seconds. A batch shares its steps, so the times of its requests overlap.
+
+    prompt_tokens: those that were computed, which leaves out the cached ones.
+    """
 
     queued: float  # until the first step
     prefill: float  # from there to the first new token
@@ -108,8 +114,10 @@ def completion(request: Request, text: str) -> Completion:
         text=text,
         token_ids=list(request.token_ids),
         finish_reason=request.finish_reason or "abort",
-        usage=Usage(prompt, new),
-        timings=Timings(started - request.submitted, first - started, finished - first, prompt, new),
+        usage=Usage(prompt, new, request.cached_tokens),
+        timings=Timings(
+            started - request.submitted, first - started, finished - first, prompt - request.cached_tokens, new
+        ),
         logprobs=token_logprobs(request),
         prompt_logprobs=prompt_logprobs,
     )

@@ -14,6 +14,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcore._kernels import BLOCK_TOKENS
 from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
 from fastcore.errors import CacheFullError, ClosedError
 from fastcore.locks import Lock
@@ -48,6 +49,7 @@ class Work(ABC):
     finish_reason: str | None = field(default=None, init=False)
     error: Exception | None = field(default=None, init=False)
     sequence: SequenceState | None = field(default=None, init=False)
+    cached_tokens: int = field(default=0, init=False)  # that were not computed again
     started: float | None = field(default=None, init=False)  # perf_counter of its first step
     finished: float | None = field(default=None, init=False)
 
@@ -135,7 +137,12 @@ class Scheduler:
     (`finish_reason`, `sequence`), and each step begins by putting the lists in order.
     """
 
-    def __init__(self, model: Model, pool: StatePool, num_threads: int) -> None:
+    def __init__(self, model: Model, pool: StatePool, num_threads: int, prefix_cache: bool = True) -> None:
+        """prefix_cache: share what earlier works have computed of the same tokens, where the model allows it."""
+        config = model.config
+        # Recurrent state is that of one length; dynamic keys follow the prompt's; in one piece each sees what follows.
+        shareable = not pool.state_blocks and config.rope.rope_type != "dynamic" and not config.is_token_classifier
+        self._prefixes = pool.prefixes if prefix_cache and shareable else None
         self.model = model
         self.pool = pool
         self.num_threads = num_threads
@@ -246,6 +253,7 @@ class Scheduler:
                         work.finish("error", ClosedError(CLOSED))
                     caller.waiting.clear()
                 self._tidy()
+                self._prefixes = None
                 del self.model, self.pool
 
     def _advance(self, works: Sequence[Work]) -> bool:
@@ -267,6 +275,7 @@ class Scheduler:
         for caller in self._callers:
             for work in caller.running:
                 if work.finish_reason is not None and work.sequence is not None:
+                    self._keep(work)
                     work.sequence.free()
                     work.sequence = None
             caller.running = [work for work in caller.running if work.finish_reason is None and work.sequence]
@@ -276,6 +285,12 @@ class Scheduler:
         if not self._callers:
             self._outputs = {}
 
+    def _keep(self, work: Work) -> None:
+        """Let later works share the full blocks of this one."""
+        if self._prefixes is not None and work.sequence is not None:
+            count = work.sequence.length // BLOCK_TOKENS
+            self._prefixes.keep(work.tokens(0, count * BLOCK_TOKENS), work.sequence.blocks[:count])
+
     def _admit(self) -> None:
         """Start waiting works, in order, while all they can need fits; none overtakes one that does not fit yet."""
         places = MAX_RUNNING - sum(len(caller.running) for caller in self._callers)
@@ -284,6 +299,9 @@ class Scheduler:
                 work = caller.waiting[0]
                 if work.finish_reason is None:
                     sequence = SequenceState(self.pool, prompt_length=len(work.prompt_token_ids))
+                    if self._prefixes is not None:
+                        sequence.begin_with(self._prefixes.find(work.prompt_token_ids, work.first_output))
+                    work.cached_tokens = sequence.length
                     try:
                         sequence.reserve(work.num_positions)
                     except CacheFullError:
@@ -338,6 +356,8 @@ class Scheduler:
                 if piece.outputs and work.finish_reason is None:
                     self._hand_over(work, outputs[rows], best[rows])
                 taken, row = taken + 1, rows.stop
+                if lengths[taken - 1] < len(work.prompt_token_ids) == piece.sequence.length:
+                    self._keep(work)  # now, so that those who wait share a prompt while this one goes on
         except BaseException:  # other threads' works take the step again
             for (_, piece), length in zip(plan[taken:], lengths[taken:], strict=True):
                 piece.sequence.rewind(length)

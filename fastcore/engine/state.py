@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcore._kernels import BLOCK_TOKENS, HeldBlocks, KVBlocks, Workspace
+from fastcore.engine.prefixes import PrefixCache
 from fastcore.errors import CacheFullError
 from fastcore.models import Model
 
 __all__ = ["Piece", "SequenceState", "StatePool", "run_step"]
 
 MAX_BLOCKS = 1 << 20  # a list of the free ones is kept
+PREFIX_SHARE = 4  # of the blocks, one in so many may be kept for its prefix
 
 
 class StatePool:
@@ -38,6 +40,7 @@ class StatePool:
         self.state_blocks = -(-model.program.state_bytes // self.block_bytes)
         self.num_blocks = max(1 + self.state_blocks, min(MAX_BLOCKS, max_bytes // self.block_bytes))
         self.kv = KVBlocks(layers, config.num_key_value_heads, config.head_dim, kv_dtype, self.num_blocks)
+        self.prefixes = PrefixCache(self.kv, self.num_blocks // PREFIX_SHARE)
         self.workspace = Workspace()
 
     @property
@@ -47,7 +50,8 @@ class StatePool:
 
     @property
     def free_positions(self) -> int:
-        return self.kv.num_free * BLOCK_TOKENS
+        """Positions that no sequence holds; blocks that are kept for their prefix are given up when they are needed."""
+        return (self.kv.num_free + self.prefixes.num_idle) * BLOCK_TOKENS
 
 
 @dataclass(eq=False)
@@ -75,9 +79,16 @@ class SequenceState:
         """First block of the recurrent state after `length` positions, where the model has such."""
         return self._state.numbers[0] if self._state.numbers else None
 
+    def begin_with(self, blocks: list[int]) -> None:
+        """Start after the positions of blocks that others have written, and share them."""
+        self._blocks.share(blocks)
+        self.length = len(blocks) * BLOCK_TOKENS
+
     def reserve(self, num_positions: int) -> None:
         """Take blocks for positions up to num_positions; CacheFullError leaves it as it was."""
         missing = max(0, -(-num_positions // BLOCK_TOKENS) - len(self.blocks))
+        if missing > self.pool.kv.num_free:
+            self.pool.prefixes.make_room(missing)
         self._blocks.take(missing)
         if self.pool.state_blocks and self.state is None:
             try:

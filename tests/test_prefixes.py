@@ -1,0 +1,151 @@
+"""The prefix cache: same bits with and without a hit, blocks that several hold, and room when it is needed."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny import make_prompt
+
+from fastcore import LLM, SamplingParams
+from fastcore._kernels import BLOCK_TOKENS, HeldBlocks, KVBlocks
+from fastcore.engine.prefixes import PrefixCache
+
+PURE = ("qwen2", "llama", "qwen3")
+
+
+def is_whole(llm: LLM) -> bool:
+    """Whether no sequence holds a block."""
+    return llm.pool.free_positions == llm.pool.num_blocks * BLOCK_TOKENS
+
+
+@pytest.fixture(params=["f32", "f16"])
+def kv_dtype(request: pytest.FixtureRequest) -> str:
+    dtype: str = request.param
+    return dtype
+
+
+@pytest.mark.case("G06")
+@pytest.mark.parametrize("family", PURE)
+def test_a_hit_changes_no_bit(tiny_folder: Callable[..., Path], family: str, kv_dtype: str) -> None:
+    """Prompts that extend, shorten and change each other at and beside block borders, greedy, sampled and scored."""
+    llm = LLM(tiny_folder(family), num_threads=2, kv_dtype=kv_dtype)
+    plain = LLM(tiny_folder(family), num_threads=1, kv_dtype=kv_dtype, prefix_cache=False)
+    base = make_prompt(100)
+    sampled = SamplingParams(temperature=0.9, seed=3, max_tokens=8, logprobs=3, ignore_eos=True)
+    for length, cached in ((100, 0), (100, 96), (97, 96), (96, 64), (65, 64), (64, 32), (33, 32), (32, 0), (1, 0)):
+        prompt = base[:length]
+        for other in (prompt, [*prompt[:-1], (prompt[-1] + 1) % 300], [*prompt, 7, 8, 9]):
+            expected, found = plain.generate([other], sampled)[0], llm.generate([other], sampled)[0]
+            assert (found.token_ids, found.logprobs) == (expected.token_ids, expected.logprobs)
+            assert expected.usage.cached_tokens == 0
+            if other is prompt:
+                assert found.usage.cached_tokens == cached
+                assert found.timings.prompt_tokens == length - cached
+        assert np.array_equal(llm.logits(prompt), plain.logits(prompt))
+        assert np.array_equal(llm.embed(prompt, pooling="last"), plain.embed(prompt, pooling="last"))
+        assert llm.loglikelihood(prompt, base[-9:]) == plain.loglikelihood(prompt, base[-9:])
+        scored = SamplingParams(max_tokens=0, prompt_logprobs=2)
+        assert llm.generate([prompt], scored)[0].prompt_logprobs == plain.generate([prompt], scored)[0].prompt_logprobs
+        assert is_whole(llm)
+
+
+def test_the_next_turn_reads_only_what_is_new(tiny_folder: Callable[..., Path]) -> None:
+    """What was generated is part of the prefix, too; and a prompt is shared while its first reader still runs."""
+    llm = LLM(tiny_folder("llama"), num_threads=1)
+    text = make_prompt(50)
+    for turn in range(5):
+        done = llm.generate([text], SamplingParams(max_tokens=40, ignore_eos=True))[0]
+        assert done.usage.cached_tokens == (0 if turn == 0 else (len(text) - 8) // BLOCK_TOKENS * BLOCK_TOKENS)
+        text = [*text, *done.token_ids, *make_prompt(7, seed=turn)]
+    stream = llm.stream(make_prompt(90, seed=9), SamplingParams(max_tokens=50, ignore_eos=True))
+    next(stream)
+    assert llm.generate([make_prompt(90, seed=9)], max_tokens=1)[0].usage.cached_tokens == 64
+    stream.close()
+    assert is_whole(llm)
+
+
+@pytest.mark.parametrize("options", [{"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, None])
+def test_models_whose_state_is_of_one_length_share_nothing(
+    tiny_folder: Callable[..., Path], options: dict[str, object] | None
+) -> None:
+    folder = tiny_folder("falcon_h1") if options is None else tiny_folder("llama", **options)
+    llm, prompt = LLM(folder, num_threads=1), make_prompt(100)
+    first, second = (llm.generate([prompt], max_tokens=4)[0] for _ in range(2))
+    assert (second.token_ids, second.usage.cached_tokens) == (first.token_ids, 0)
+
+
+def test_room_is_made_for_those_who_run(tiny_folder: Callable[..., Path]) -> None:
+    """A pool of 8 blocks that keeps 2: every request starts at once, whatever was kept, and gets its own result."""
+    plain = LLM(tiny_folder("llama"), num_threads=1, prefix_cache=False)
+    llm = LLM(tiny_folder("llama"), num_threads=1, kv_cache_bytes=8 * plain.pool.block_bytes)
+    for seed in (*range(6), *range(6)):
+        prompt = make_prompt(200, seed=seed)
+        found, expected = (each.generate([prompt], max_tokens=20)[0] for each in (llm, plain))
+        assert found.token_ids == expected.token_ids
+        assert is_whole(llm)
+        assert llm.pool.prefixes.num_idle <= 2
+    with_whole_pool = llm.generate([make_prompt(240)], SamplingParams(max_tokens=16, ignore_eos=True))[0]
+    assert with_whole_pool.usage.completion_tokens == 16
+
+
+def test_threads_that_share_a_prefix_get_their_own_results(tiny_folder: Callable[..., Path]) -> None:
+    plain = LLM(tiny_folder("qwen3"), num_threads=1, prefix_cache=False)
+    llm = LLM(tiny_folder("qwen3"), num_threads=1, kv_cache_bytes=40 * plain.pool.block_bytes)
+    shared = make_prompt(70)
+    prompts = [[*shared, *make_prompt(n, seed=n)] for n in range(1, 9)]
+    expected = [plain.generate([prompt], max_tokens=10)[0].token_ids for prompt in prompts]
+    found: dict[int, list[list[int]]] = {}
+
+    def work(i: int) -> None:
+        found[i] = [llm.generate([prompts[i]], max_tokens=10)[0].token_ids for _ in range(5)]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {i: [tokens] * 5 for i, tokens in enumerate(expected)}
+    assert is_whole(llm)
+
+
+# ---------------------------------------------------------------- the parts
+
+
+def test_a_block_goes_back_with_its_last_holder() -> None:
+    kv = KVBlocks(1, 1, 16, "f32", 4)
+    one, two = HeldBlocks(kv), HeldBlocks(kv)
+    one.take(2)
+    two.share(one.numbers)
+    two.take(1)
+    assert (kv.num_free, [kv.num_owners(block) for block in range(4)]) == (1, [2, 2, 1, 0])
+    one.give_back(2)
+    assert (kv.num_free, two.numbers) == (1, [0, 1, 2])
+    with pytest.raises(ValueError, match="block 3 is held by nobody"):
+        one.share([0, 3])
+    assert kv.num_owners(0) == 1
+    del two
+    assert kv.num_free == 4
+
+
+def test_the_longest_unused_goes_first_and_of_one_text_the_last_block() -> None:
+    kv = KVBlocks(1, 1, 16, "f32", 8)
+    cache = PrefixCache(kv, 6)
+    texts = [[seed] * (3 * BLOCK_TOKENS) for seed in range(2)]
+    for text in texts:
+        held = HeldBlocks(kv)
+        held.take(3)
+        cache.keep(text, held.numbers)
+        del held
+    assert (kv.num_free, cache.num_idle) == (2, 6)
+    first = cache.find(texts[0], 1000)
+    assert (first, cache.find(texts[0], 2 * BLOCK_TOKENS + 1)) == ([0, 1, 2], [0, 1])
+    cache.make_room(4)
+    assert (len(cache.find(texts[1], 1000)), len(cache.find(texts[0], 1000))) == (1, 3)
+    user = HeldBlocks(kv)
+    user.share(cache.find(texts[0], 1000))
+    cache.make_room(8)
+    assert (kv.num_free, cache.num_idle) == (5, 0)  # what is in use stays, and stays known
+    assert cache.find(texts[0], 1000) == user.numbers
+    assert cache.find([9] * 100, 1000) == []
