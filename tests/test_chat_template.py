@@ -94,6 +94,7 @@ def render(source: str, messages=None, **kwargs) -> str:
     return bare({"chat_template": source, **SPECIAL}).apply_chat_template(messages or [user("hi")], **kwargs)
 
 
+@pytest.mark.case("T03")
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("family", FAMILIES)
@@ -122,6 +123,7 @@ def test_tools_render_as_plain_jinja2_does(family):
         assert "<sun> & " in text
 
 
+@pytest.mark.case("T03")
 def test_known_prompts_are_spelled_out():
     texts = {family: (TEMPLATES / f"{family}.jinja").read_text(encoding="utf-8") for family in FAMILIES}
     assert render(texts["qwen2.5"]) == (
@@ -151,6 +153,7 @@ def test_qwen3_thinking_switch():
     assert render(source, template_kwargs={"enable_thinking": False}) == plain + "<think>\n\n</think>\n\n"
 
 
+@pytest.mark.case("T05")
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
@@ -183,11 +186,13 @@ def test_every_helper_a_template_may_use(source, expected):
     assert render(source, messages) == expected
 
 
+@pytest.mark.case("T05")
 def test_the_templates_own_refusal_is_the_message():
     with pytest.raises(ChatTemplateError, match="roles must alternate, got user"):
         render("{{ raise_exception('roles must alternate, got ' + messages[0].role) }}")
 
 
+@pytest.mark.case("T05")
 @pytest.mark.parametrize(
     "escape",
     [
@@ -224,6 +229,7 @@ def test_a_faulty_template_is_a_typed_error_with_its_text(source, text):
         render(source)
 
 
+@pytest.mark.case("T11")
 @pytest.mark.parametrize(
     ("messages", "text"),
     [
@@ -314,6 +320,7 @@ def test_no_template_is_an_error_of_chat_only(tmp_path):
         tokenizer.apply_chat_template([user("x")])
 
 
+@pytest.mark.case("C11")
 def test_named_templates_without_a_default():
     tokenizer = bare({"chat_template": [{"name": "rag", "template": "x"}]})
     with pytest.raises(ChatTemplateError, match=r"'default'.*\['rag'\]"):

@@ -183,6 +183,7 @@ def test_chat_is_the_template_and_nothing_more(llm: LLM) -> None:
 # ---------------------------------------------------------------- prompts and limits
 
 
+@pytest.mark.case("T11")
 def test_empty_prompts(tiny_folder, tmp_path: Path) -> None:
     """Text without tokens becomes the beginning-of-sequence token where the model has one, else it is refused."""
     llm = LLM(tiny_folder("qwen2"))

@@ -203,6 +203,7 @@ def test_bos_is_written_once():
     assert plain.encode_chat(HELLO) == plain.encode("<|im_start|>hi<|im_end|>", add_special_tokens=False)
 
 
+@pytest.mark.case("T11")
 def test_an_empty_prompt_is_bos_or_nothing():
     assert Tokenizer(llama3(), CONFIG).encode("") == [0]
     assert Tokenizer(byte_level(), CONFIG).encode("") == []
@@ -492,6 +493,7 @@ def test_a_byte_level_decoder_survives_any_bytes():
         assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids) == data.decode(errors="replace")
 
 
+@pytest.mark.case("C10")
 def test_ids_beyond_the_vocabulary_give_no_text(tokenizer):
     beyond = tokenizer.vocab_size
     assert tokenizer.decode([beyond, 2**32 - 1]) == ""

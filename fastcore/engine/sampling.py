@@ -143,7 +143,11 @@ class SamplingOptions(TypedDict, total=False):
 
 
 def _refuse(name: str, value: object, expected: str) -> ValueError:
-    return ValueError(f"{name} is {value!r}; expected {expected}")
+    try:
+        shown = repr(value)
+    except ValueError:  # Python writes no number of so many digits
+        shown = "a number of thousands of digits"
+    return ValueError(f"{name} is {shown if len(shown) <= 100 else f'{shown[:97]}...'}; expected {expected}")
 
 
 def _real(accepts: Callable[[float], bool], expected: str) -> Callable[[str, Any], float]:
