@@ -47,6 +47,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--body-seconds", type=float, default=30, metavar="S", help="longest wait for one (default: 30)"
     )
+    parser.add_argument(
+        "--max-connections", type=int, default=1000, metavar="N",
+        help="connections at once; a new one takes the place of the one that has waited longest (default: 1000)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--header-seconds", type=float, default=10, metavar="S", help="longest wait for a request's head (default: 10)"
+    )
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     add_loading_options(parser)
 
@@ -56,8 +63,9 @@ def run(args: argparse.Namespace) -> int:
     from fastcore.server import create_app, run_server
     from fastcore.sources.resolve import resolve
 
-    if args.max_body <= 0 or args.body_seconds <= 0:
-        raise ValueError("--max-body and --body-seconds must be more than 0")
+    for name in ("max_body", "body_seconds", "max_connections", "header_seconds"):
+        if not getattr(args, name) > 0:
+            raise ValueError(f"--{name.replace('_', '-')} is {getattr(args, name)}; expected more than 0")
     path = resolve(args.model)
     model = _load(path, args)
     names = [_name(args.model, path), *([] if isinstance(model, LLM) else [PII_NAME])]
@@ -69,7 +77,10 @@ def run(args: argparse.Namespace) -> int:
         max_body_bytes=int(args.max_body * 1e6),
         body_seconds=args.body_seconds,
     )
-    run_server(app, args.host, args.port, args.log_level)
+    run_server(
+        app, args.host, args.port, args.log_level,
+        max_connections=args.max_connections, header_seconds=args.header_seconds,
+    )  # fmt: skip
     return 0
 
 
