@@ -375,6 +375,24 @@ def test_each_token_is_scored_by_the_window_that_owns_it(tiny_folder: Callable[.
     assert scores.sensitivity_logit == max(sensitivity for _, sensitivity in parts)
 
 
+@pytest.mark.fault("B5")
+def test_a_longer_window_reads_a_text_at_once(tiny_folder: Callable[..., Path], random: TokenClassifier) -> None:
+    """max_seq_len can be raised to what the model has positions for; a result says in how many windows it was read."""
+    folder = tiny_folder("pii_masking")
+    short = TokenClassifier(folder, num_threads=1, max_seq_len=100)
+    whole = TokenClassifier(folder, num_threads=1, max_seq_len=short.config.context_length)
+    text = words(3 * MAX_ROWS // 4)
+    scores = whole.score(text)
+    assert 100 < scores.num_tokens <= whole.max_seq_len
+    assert (len(scores.windows), whole(text).windows) == (1, 1)
+    assert np.array_equal(scores.logits, whole.logits(scores.token_ids)[0])
+    parts = short.score(text)
+    assert len(parts.windows) == short(text).windows > 1
+    assert not np.array_equal(parts.logits, scores.logits)
+    with pytest.raises(ValueError, match=f"from 1 to the model's {short.config.context_length}"):
+        TokenClassifier(folder, max_seq_len=short.config.context_length + 1)
+
+
 def test_windows_end_at_message_boundaries(tiny_folder: Callable[..., Path]) -> None:
     pii = TokenClassifier(tiny_folder("pii_masking"), num_threads=1, max_seq_len=40, overlap=4)
     text = "\n".join(["hello my name"] * 12)
