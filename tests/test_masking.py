@@ -381,6 +381,16 @@ def test_whole_words(text, found_at, masked):
     assert mask_text(text, found, "placeholder", whole_words=True).unmask() == text
 
 
+def test_what_goes_on_for_long_is_no_word():
+    """Else many entities in one long run of letters would each walk along all of it."""
+    for length, masked in ((190, "*" * 191), (2000, "*" + "a" * 2000)):
+        text = "A" + "a" * length
+        assert mask_text(text, [entity(text, 0, 1)], "mask", whole_words=True).text == masked
+    text = "Ab, " * 500 + "a" * 5000
+    spans = [entity(text, i, i + 2) for i in range(0, 2000, 4)] + [entity(text, i, i + 1) for i in range(2000, 7000, 5)]
+    assert mask_text(text, spans, "placeholder", join=2, whole_words=True).unmask() == text
+
+
 def test_words_are_widened_after_what_is_allowed():
     text = "Alexandria and Alex"
     spans = [entity(text, 0, 4), entity(text, 15, 19)]

@@ -14,7 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TypedDict
+from typing import Any, TypedDict
+
+from typing_extensions import Unpack
 
 from fastcore.pii.spans import Entity, belongs_to_previous, divides_only, trimmed, whole_words
 
@@ -208,22 +210,12 @@ def mask_text(
     entities: Iterable[Entity],
     operator: Operator = "replace",
     *,
-    per_label: Mapping[str, Operator | None] | None = None,
-    allow_list: Collection[str] = (),
-    threshold: float = 0.0,
-    keep: int = 0,
-    keep_from: str = "end",
-    mask_char: str = "*",
-    key: bytes | str | None = None,
-    join: int | None = None,
-    whole_words: bool = False,
     mapping: Mapping[str, str] | None = None,
+    **options: Unpack[MaskingOptions],
 ) -> MaskedText:
     """Replace the entities of one text: `MaskingRules(operator, ...).mask(text, entities, mapping)`, which see."""
-    rules = MaskingRules(
-        operator, per_label or {}, allow_list, threshold, keep, keep_from, mask_char, key, join, whole_words
-    )
-    return rules.mask(text, entities, mapping)
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    return MaskingRules(operator, **given).mask(text, entities, mapping)
 
 
 def unmask(text: str, mapping: Mapping[str, str]) -> str:
@@ -247,18 +239,24 @@ def _check_entity(entity: Entity, text: str) -> None:
 
 def _joined(entities: Iterable[Entity], text: str, longest: int) -> list[Entity]:
     """Neighbours of one label as one, across a gap of at most `longest` code points that only divides."""
-    joined: list[Entity] = []
+    joined: list[list[Entity]] = []
+    ends: list[int] = []  # of each of `joined`
     last: dict[str, int] = {}  # where in `joined` the last one of each label is
     for entity in sorted(entities, key=lambda entity: (entity.start, entity.end)):
-        before = joined[last[entity.label]] if entity.label in last else None
-        if before and entity.start - before.end <= longest and divides_only(text[before.end : entity.start]):
-            end = max(before.end, entity.end)
-            score = min(before.score, entity.score)
-            joined[last[entity.label]] = Entity(entity.label, before.start, end, text[before.start : end], score)
-        else:
-            last[entity.label] = len(joined)
-            joined.append(entity)
-    return joined
+        index = last.get(entity.label)
+        if index is not None:
+            gap = entity.start - ends[index]
+            if gap <= longest and divides_only(text[ends[index] : entity.start]):
+                joined[index].append(entity)
+                ends[index] = max(ends[index], entity.end)
+                continue
+        last[entity.label] = len(joined)
+        joined.append([entity])
+        ends.append(entity.end)
+    return [
+        Entity(parts[0].label, parts[0].start, end, text[parts[0].start : end], min(part.score for part in parts))
+        for parts, end in zip(joined, ends, strict=True)
+    ]
 
 
 def _disjoint_pieces(entities: Sequence[Entity], text: str) -> list[tuple[Entity, bool]]:

@@ -164,6 +164,7 @@ def _code_unit_offsets(text: str, spans: Sequence[Span], encoding: str, unit_byt
 
 # ---- Words
 
+_LONGEST_WORD = 200
 _APOSTROPHES = "'\u2019"
 _WITHOUT_SPACES = (  # between words: Thai and Lao, Myanmar, Khmer, kana and bopomofo, Han
     ("\u0e00", "\u0eff"), ("\u1000", "\u109f"), ("\u1780", "\u17ff"), ("\u3040", "\u312f"), ("\u31a0", "\u31ff"),
@@ -175,15 +176,16 @@ def whole_words(text: str, start: int, end: int) -> Span:
     """The span with the rest of the words that it begins and ends in.
 
     A word is a run of letters, digits and underscores, with their marks and with apostrophes between them. Where a
-    script sets no spaces between words, the span stays as it is.
+    script sets no spaces between words, the span stays as it is, and what goes on for more than 200 is no word.
     """
     if start == end:
         return start, end
-    while start > 0 and _in_one_word(text, start):
-        start -= 1
-    while end < len(text) and _in_one_word(text, end):
-        end += 1
-    return start, end
+    before, after = start, end
+    while before > 0 and start - before <= _LONGEST_WORD and _in_one_word(text, before):
+        before -= 1
+    while after < len(text) and after - end <= _LONGEST_WORD and _in_one_word(text, after):
+        after += 1
+    return start if start - before > _LONGEST_WORD else before, end if after - end > _LONGEST_WORD else after
 
 
 def _in_one_word(text: str, index: int) -> bool:
