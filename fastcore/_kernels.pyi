@@ -14,6 +14,7 @@ WEIGHT_BLOCK: int
 MAX_THREADS: int
 MAX_LABELS: int
 DTYPES: dict[str, int]
+OP_KINDS: dict[str, int]
 STORED_AS: dict[str, np.dtype[Any]]
 
 def available_isas() -> tuple[str, ...]: ...

@@ -129,7 +129,7 @@ MAX_LABELS = FC_MAX_LABELS
 # The formats of weights, and how NumPy stores the elements of tensors that can be packed into them.
 DTYPES = {fc_format_of(i).name.decode(): i for i in range(FC_NUM_DTYPES)}
 STORED_AS = {name: np.dtype(fc_format_of(i).stored_as.decode()) for name, i in DTYPES.items() if fc_format_of(i).stored_as != NULL}
-_OP_KINDS = {fc_op_name(kind).decode(): kind for kind in range(FC_NUM_OP_KINDS)}
+OP_KINDS = {fc_op_name(kind).decode(): kind for kind in range(FC_NUM_OP_KINDS)}
 _EPILOGUES = {"store": FC_STORE, "add": FC_ADD, "swiglu": FC_SWIGLU}
 _ROW_SETS = {"all": FC_ROWS_ALL, "out": FC_ROWS_OUT}
 _MAX_KV_HEADS = 4096
@@ -546,7 +546,7 @@ cdef class Program:
         """The C form of one record: fields of the same name, and what it lacks as what does nothing."""
         linear = getattr(record, "weights", None)
         cdef PackedLinear weights = linear if isinstance(linear, PackedLinear) else None
-        op.kind = _OP_KINDS[record.kind]
+        op.kind = OP_KINDS[record.kind]
         op.src, op.dst = getattr(record, "src", FC_NO_BUFFER), getattr(record, "dst", FC_NO_BUFFER)
         op.src2 = getattr(record, "src2", FC_NO_BUFFER)
         gate = getattr(record, "gate", None)

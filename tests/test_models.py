@@ -1,7 +1,8 @@
 """Whole models: against goldens and the oracle, and the laws that a row's bits depend on its own tokens alone."""
 
 import json
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tiny import make_prompt, store, tiny_checkpoint, write_json, write_weights
 from fastcore import _kernels
 from fastcore.checkpoints.open import open_checkpoint
 from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
-from fastcore.errors import CacheFullError, CheckpointError
+from fastcore.errors import CacheFullError, CheckpointError, UnsupportedModelError
 from fastcore.models import Model, load_model
 
 ORACLES = {"qwen2": qwen2, "llama": llama, "qwen3": qwen3}
@@ -285,6 +286,79 @@ def test_a_tied_head_is_the_embedding_and_takes_no_memory(isa: str, tiny_folder,
     assert untied.weight_bytes - tied.weight_bytes == head
     # panels are padded to 16 rows, nothing else is held
     assert tied.weight_bytes == pytest.approx(sum(padded_bytes(tensor.shape) for tensor in tensors.values()), rel=0.1)
+
+
+def with_head(folder: Path, to: Path, head: Callable[[np.ndarray], np.ndarray]) -> Path:
+    """A tied checkpoint that stores a head nevertheless: head(embedding)."""
+    with open_checkpoint(folder) as checkpoint:
+        tensors = {name: np.array(tensor.array) for name, tensor in checkpoint.items()}
+    write_weights(to, tensors | {"lm_head.weight": head(tensors["model.embed_tokens.weight"])})
+    (to / "config.json").write_bytes((folder / "config.json").read_bytes())
+    return to
+
+
+@pytest.mark.fault("A1")
+@pytest.mark.parametrize("model_type", [*ORACLES, "falcon_h1"])
+def test_a_stored_copy_of_a_tied_head_takes_no_memory(tiny_folder, tmp_path: Path, model_type: str) -> None:
+    folder = tiny_folder(model_type, dtype="bf16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copied, tied = load_model(with_head(folder, tmp_path, np.copy)), load_model(folder)
+    assert copied.weight_bytes == tied.weight_bytes
+    assert copied.program.weights[0] is copied.program.weights[-2]
+    token_ids = make_prompt(20)
+    assert np.array_equal(solo(copied, token_ids), solo(tied, token_ids))
+
+
+@pytest.mark.fault("A1")
+@pytest.mark.parametrize("model_type", [*ORACLES, "falcon_h1"])
+def test_a_tied_head_with_other_values_is_used(tiny_folder, tmp_path: Path, model_type: str) -> None:
+    folder = tiny_folder(model_type, dtype="f32")
+    (tmp_path / "tied").mkdir()
+    (tmp_path / "untied").mkdir()
+    found = load_model(with_head(folder, tmp_path / "tied", lambda embedding: -embedding[::-1]))
+    untied = with_head(folder, tmp_path / "untied", lambda embedding: -embedding[::-1])
+    config = json.loads((untied / "config.json").read_text())
+    write_json(untied / "config.json", config | {"tie_word_embeddings": False})
+    token_ids = make_prompt(20)
+    assert np.array_equal(solo(found, token_ids), solo(load_model(untied), token_ids))
+    assert not np.array_equal(solo(found, token_ids), solo(load_model(folder), token_ids))
+
+
+@pytest.mark.fault("A1")
+@pytest.mark.parametrize(
+    "head",
+    [lambda embedding: embedding[:-1], lambda embedding: embedding[:, :-1].copy(), lambda embedding: embedding.T.copy(),
+     lambda embedding: embedding.astype(np.int64), lambda embedding: embedding.astype(np.float64)],
+)  # fmt: skip
+def test_a_tied_head_of_another_shape_or_dtype_is_an_error(
+    tiny_folder, tmp_path: Path, head: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
+        load_model(with_head(tiny_folder("qwen2", dtype="f32"), tmp_path, head))
+
+
+@pytest.mark.fault("A1")
+def test_stored_rotary_frequencies_are_looked_at(tiny_folder, tmp_path: Path) -> None:
+    folder, name = tiny_folder("llama", dtype="f32"), "model.layers.0.self_attn.rotary_emb.inv_freq"
+    half = load_model(folder).config.head_dim // 2
+    with open_checkpoint(folder) as checkpoint:
+        tensors = {each: np.array(tensor.array) for each, tensor in checkpoint.items()}
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    write_weights(tmp_path, tensors | {name: np.ones(half, np.float32)})
+    assert np.array_equal(solo(load_model(tmp_path), make_prompt(9)), solo(load_model(folder), make_prompt(9)))
+    for wrong in (np.ones(half + 1, np.float32), np.ones((half, 1), np.float32), np.ones(half, np.int64)):
+        write_weights(tmp_path, tensors | {name: wrong})
+        with pytest.raises(CheckpointError, match="inv_freq"):
+            load_model(tmp_path)
+
+
+@pytest.mark.fault("C1")
+def test_more_layers_than_a_program_holds_are_refused(tiny_folder) -> None:
+    assert len(load_model(tiny_folder("falcon_h1", num_hidden_layers=409, head_dim=16)).program.ops) <= 4096
+    for layers in (410, 500):
+        with pytest.raises(UnsupportedModelError, match="ops a step"):
+            load_model(tiny_folder("falcon_h1", num_hidden_layers=layers, head_dim=16))
 
 
 @pytest.mark.case("X3")

@@ -458,6 +458,27 @@ def test_threads_may_run_one_program_at_once() -> None:
     assert wrong == []
 
 
+def test_the_instruction_set_may_change_while_steps_run() -> None:
+    """A step keeps the set that it began with; all sets give the same bits, and none of a mixture is torn."""
+    model = TinyModel()
+    expected, before, stop = model.run().copy(), _kernels.active_isa(), threading.Event()
+
+    def switch() -> None:
+        while not stop.is_set():
+            for name in _kernels.available_isas():
+                _kernels.use_isa(name)
+
+    switcher = threading.Thread(target=switch)
+    switcher.start()
+    try:
+        for _ in range(300):
+            assert np.array_equal(model.run(output=np.zeros((2, 50), np.float32)), expected)
+    finally:
+        stop.set()
+        switcher.join()
+        _kernels.use_isa(before)
+
+
 LONG_STEP = """
 import os, signal, sys, threading, time
 import numpy as np

@@ -12,7 +12,7 @@ MAX_LINES = 500
 # Longer files, each with what it is that keeps it one thing.
 LONG = {
     "fastcore/_kernels.pyx": "the border between Python and C",
-    "csrc/program.c": "the replay of a program, op by op",
+    "fastcore/model/ops.py": "the records of ops, one after the other",
 }
 # The rooms of the package (its folders, and the files beside them) from the ground up. A room imports from rooms of
 # lower floors alone.
@@ -31,11 +31,6 @@ FLOORS = (
 )
 # Arrows that run up; none is to be added.
 UPWARDS = {
-    ("fastcore.model.footprint", "fastcore.checkpoints.checkpoint"),
-    ("fastcore.model.footprint", "fastcore.checkpoints.open"),
-    ("fastcore.model.footprint", "fastcore.engine.scheduler"),
-    ("fastcore.model.footprint", "fastcore.engine.state"),
-    ("fastcore.model.footprint", "fastcore.models"),
     ("fastcore.pii.processes", "fastcore.classify"),
     ("fastcore.pii.scoring_client", "fastcore.classify"),
 }

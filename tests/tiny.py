@@ -407,7 +407,14 @@ def from_bf16(bits: np.ndarray) -> np.ndarray:
 
 # ---------------------------------------------------------------- files
 
-_SAFETENSORS_DTYPE = {"uint16": "BF16", "float16": "F16", "float32": "F32", "bool": "BOOL"}
+_SAFETENSORS_DTYPE = {
+    "uint16": "BF16",
+    "float16": "F16",
+    "float32": "F32",
+    "bool": "BOOL",
+    "int64": "I64",
+    "float64": "F64",
+}
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:

@@ -29,13 +29,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _model(name: str) -> dict[str, Any]:
     from fastcore.checkpoints.open import open_checkpoint
-    from fastcore.model.footprint import plan_model
+    from fastcore.engine.scheduler import MAX_ROWS
+    from fastcore.models.footprint import plan_model
     from fastcore.sources.resolve import resolve
     from fastcore.text.tokenizer import Tokenizer
     from fastcore.threads import resolve_num_threads
 
     with open_checkpoint(resolve(name)) as checkpoint:
-        plan = plan_model(checkpoint, resolve_num_threads(None))
+        plan = plan_model(checkpoint, MAX_ROWS, resolve_num_threads(None))
         tokenizer = Tokenizer.of(checkpoint)
     config = plan.config
     return {

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from fastcore._kernels import BLOCK_TOKENS, KVBlocks
 from fastcore.checkpoints.checkpoint import Checkpoint
 from fastcore.checkpoints.open import ModelPath, opened
-from fastcore.engine.scheduler import MAX_ROWS
 from fastcore.model.config import ModelConfig
 from fastcore.model.weights import DTYPES, Weights
 from fastcore.models import record_program
@@ -20,7 +19,7 @@ class ModelPlan:
     stored_parameters: by dtype in the checkpoint, each matrix counted once.
     weight_bytes: as packed, by the `dtype` to load with. kv_bytes_per_token: by kv_dtype.
     recurrent_state_bytes: of each sequence, for models with such a state.
-    workspace_bytes: of the largest step over the longest context.
+    workspace_bytes: of a step of max_rows rows over the longest context.
     """
 
     config: ModelConfig
@@ -35,7 +34,7 @@ class ModelPlan:
         return sum(self.stored_parameters.values())
 
 
-def plan_model(source: ModelPath | Checkpoint, num_threads: int) -> ModelPlan:
+def plan_model(source: ModelPath | Checkpoint, max_rows: int, num_threads: int) -> ModelPlan:
     """Record the model over the headers of its tensors: no matrix is read, unless it may be a copy of another.
 
     Raises what loading would raise about names, shapes and the config.
@@ -58,5 +57,5 @@ def plan_model(source: ModelPath | Checkpoint, num_threads: int) -> ModelPlan:
             for kv_dtype in ("f32", "f16")
         },
         recurrent_state_bytes=program.state_bytes,
-        workspace_bytes=program.workspace_bytes(MAX_ROWS, config.context_length, num_threads),
+        workspace_bytes=program.workspace_bytes(max_rows, config.context_length, num_threads),
     )
