@@ -17,8 +17,8 @@ from fastcore.checkpoints.hf_config import PII_LABELS, parse_config
 from fastcore.checkpoints.open import open_checkpoint
 from fastcore.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from fastcore.model.config import ModelConfig, RopeConfig
-from fastcore.model.footprint import plan_model
 from fastcore.model.rope import rope_tables
+from fastcore.models.footprint import plan_model
 
 SIZES: dict[str, Any] = {
     "vocab_size": 100,
