@@ -259,6 +259,21 @@ def test_tokenizers_that_know_the_special_text_as_a_word(build, flags) -> None:
 
 
 @pytest.mark.fault("D2")
+@pytest.mark.parametrize("build", [word_level, sentencepiece])
+def test_unknown_text_beside_a_special_token_stays_unknown(build) -> None:
+    backend = build()
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in ("</s>", "<unk>")])
+    tokenizer = Tokenizer(backend, {"chat_template": "{{ messages[0].content + ' </s> ' + messages[1].content }}"})
+    end, unknown = backend.token_to_id("</s>"), backend.token_to_id("<unk>")
+    ids = tokenizer.encode_chat([user("a </s> ☃ a"), user("☃ a")])
+    assert ids.count(end) == 1
+    assert ids.count(unknown) >= 2
+    assert tokenizer.encode_chat([user("a ☃"), user("☃ a")]) == tokenizer.encode(
+        "a ☃ </s> ☃ a", add_special_tokens=False
+    )
+
+
+@pytest.mark.fault("D2")
 def test_a_special_token_of_one_character() -> None:
     backend = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "t": 1, "x": 2}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")

@@ -306,7 +306,7 @@ class Tokenizer:
         stretch: list[int] = []  # since the last special token of the template
         start, is_forged = 0, False
         for token_id, (first, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token_id in self.special_ids:
+            if token_id in self.special_ids and self._is_named(prompt.text[first:end], token_id):
                 first, end = self._special_span(prompt.text, token_id, first, end)
                 if first < end and not prompt.is_of_a_message(first, end):
                     ids += [*(self._encode_as_text(prompt.text[start:first]) if is_forged else stretch), token_id]
@@ -322,18 +322,29 @@ class Tokenizer:
         place = text.find(content, first, end)
         return (place, place + len(content)) if place >= 0 else (first, first)
 
+    def _is_named(self, text: str, token_id: int) -> bool:
+        """Whether a special token was read from its own text; one for what is unknown stands for any."""
+        content, normalizer = self.special_tokens[token_id], self._backend.normalizer
+        return content in text or (normalizer is not None and content in normalizer.normalize_str(text))
+
     def _encode_as_text(self, text: str) -> list[int]:
         """Ids of a text in which special tokens mean nothing."""
+        ids = self._plain_ids(text)
+        if ids is None:  # the vocabulary holds a special token's text as a word: it is spelled, or left out
+            ids = [i for letter in text for i in self._plain_ids(letter) or ()]
+        return ids
 
-        def encode(text: str) -> list[int]:
-            tokens = self._without_special.encode(text, add_special_tokens=False).tokens
-            return [i for token in tokens if (i := self._backend.token_to_id(token)) is not None]
-
-        ids = encode(text)
-        if self.special_ids.isdisjoint(ids):
-            return ids
-        # the vocabulary holds a special token's text as a word: it is spelled, or left out
-        return [i for letter in text for i in encode(letter) if i not in self.special_ids]
+    def _plain_ids(self, text: str) -> list[int] | None:
+        """Ids of a text by the model alone; None where these hold a special token of that text."""
+        encoding = self._without_special.encode(text, add_special_tokens=False)
+        ids = []
+        for own_id, token, (first, end) in zip(encoding.ids, encoding.tokens, encoding.offsets, strict=True):
+            known = self._backend.token_to_id(token)
+            token_id = own_id if known is None else known  # unknown text is a token of the model, which both share
+            if token_id in self.special_ids and self._is_named(text[first:end], token_id):
+                return None
+            ids.append(token_id)
+        return ids
 
     @cached_property
     def _without_special(self) -> tokenizers.Tokenizer:
