@@ -15,7 +15,7 @@ from fastcore.engine import scheduler as planner
 from fastcore.engine.passage import Passage
 from fastcore.engine.request import Request
 from fastcore.engine.sampling import Sampler
-from fastcore.engine.scheduler import MAX_ROWS, MAX_RUNNING, Caller, Scheduler
+from fastcore.engine.scheduler import MAX_ROWS, MAX_RUNNING, SHARED_ROWS, Caller, Scheduler
 from fastcore.engine.state import Piece, SequenceState, StatePool
 from fastcore.models import Model, load_model
 
@@ -112,8 +112,8 @@ def test_no_work_overtakes_one_that_does_not_fit_yet(model: Model, steps: list[l
 
 
 @pytest.mark.fault("C7")
-def test_callers_take_turns(model: Model, steps: list[list[tuple[int, int]]]) -> None:
-    """A long prompt holds a short one up by a step, and two long ones alternate."""
+def test_callers_share_a_step(model: Model, steps: list[list[tuple[int, int]]]) -> None:
+    """A long prompt beside others keeps steps short; a short one is in the next step whole, long ones share alike."""
     scheduler = new(model)
     one, two, short = request([3] * 2000, 1), request([4] * 2000, 1), request([5] * 9, 1)
     scheduler.submit([one])
@@ -122,9 +122,31 @@ def test_callers_take_turns(model: Model, steps: list[list[tuple[int, int]]]) ->
     scheduler.submit([short])
     while one.finish_reason is None or two.finish_reason is None:
         scheduler.step()
-    assert [rows[0][0] for rows in steps[:7]] == [3, 3, 4, 5, 4, 3, 4]
-    assert steps[3] == [(5, 9), (3, 503)]
+    assert steps[0] == [(3, MAX_ROWS)]
+    long = SHARED_ROWS - 9
+    assert sorted(steps[1]) == [(3, long // 2), (4, long - long // 2), (5, 9)]
+    assert sorted(steps[2]) == [(3, SHARED_ROWS // 2), (4, SHARED_ROWS // 2)]
     assert all(sum(rows for _, rows in step) <= MAX_ROWS for step in steps)
+
+
+def test_a_decoding_work_has_a_row_in_each_step_of_a_long_prompt(
+    model: Model, steps: list[list[tuple[int, int]]]
+) -> None:
+    scheduler = new(model)
+    decoding, long = request([5] * 9, 100), request([3] * 1000, 1)
+    scheduler.submit([decoding])
+    scheduler.step()
+    scheduler.submit([long])
+    while long.finish_reason is None:
+        scheduler.step()
+    assert [sorted(rows for _, rows in step) for step in steps[1:-1]] == [[1, SHARED_ROWS]] * (1000 // SHARED_ROWS)
+    assert long.finish_reason == "length"
+
+
+def test_works_of_one_caller_run_in_order(model: Model, steps: list[list[tuple[int, int]]]) -> None:
+    scheduler = new(model)
+    finish(scheduler, request([3] * 400, 1), request([4] * 400, 1))
+    assert steps == [[(3, 400), (4, MAX_ROWS - 400)], [(4, 800 - MAX_ROWS)]]
 
 
 @pytest.mark.fault("C7")

@@ -1,7 +1,7 @@
 """The one planner of steps: completions, scored texts and classifier windows stand in one queue and share steps.
 
-A step takes one row of every sequence that decodes, and fills up with rows of those that have more to run. Callers take
-turns: whoever has had such rows goes to the end of the line.
+A step takes one row of every sequence that decodes, and fills up with rows of those that have more to run. Callers
+share these; where works run in one piece, they take turns: whoever has had rows goes to the end of the line.
 """
 
 import time
@@ -22,7 +22,8 @@ from fastcore.models import Model
 
 __all__ = ["MAX_ROWS", "Caller", "Results", "Scheduler", "Work"]
 
-MAX_ROWS = 512  # of a step: bounds the workspace, and how long a running sequence waits behind a prompt
+MAX_ROWS = 512  # of a step: bounds the workspace
+SHARED_ROWS = 128  # of prompts in a step of several callers: bounds how long one waits for another's prompt
 MAX_RUNNING = 128  # sequences that share steps
 MAX_RUNNING_EACH = 96  # of one caller, which leaves places for others
 LOGIT_BYTES = 1 << 27  # of outputs that a step may write
@@ -321,23 +322,51 @@ class Scheduler:
         kind = next((kind for kind in kinds if kind != self._last_output), self._last_output)
         self._last_output = kind
         plan: list[tuple[Work, Piece]] = []
-        room, outputs_room = MAX_ROWS, max(1, LOGIT_BYTES // (4 * self._width(kind)))
-        works = [work for work in running if work.output == kind]
-        for work in sorted(works, key=lambda work: work.rows_left > 1):
+        outputs_room = max(1, LOGIT_BYTES // (4 * self._width(kind)))
+        for work, most in self._turns(kind):
             assert work.sequence is not None
             start, first = work.sequence.length, work.first_output
             if work.in_one_piece:
-                count = work.rows_left
-                if plan and count > min(room, outputs_room):
+                if plan and most > outputs_room:
                     continue
+                count = most
             else:
-                count = min(work.rows_left, room, max(0, first - start) + outputs_room)
+                count = min(most, max(0, first - start) + outputs_room)
             if count > 0:
                 outputs = range(min(max(0, first - start), count), count)
                 plan.append((work, Piece(work.sequence, work.tokens(start, start + count), outputs)))
-                room -= count
                 outputs_room -= len(outputs)
         return plan
+
+    def _turns(self, kind: str) -> Iterator[tuple[Work, int]]:
+        """Works of the next step in order, each with the rows that it may have: decoding ones, then the others.
+
+        Callers share rows alike, and get what others leave; one caller's works take its share in order.
+        """
+        callers = [
+            [work for work in caller.running if work.sequence and work.output == kind] for caller in self._callers
+        ]
+        callers = [works for works in callers if works]
+        in_one_piece = any(work.in_one_piece for works in callers for work in works)
+        decoding = [work for works in callers for work in works if work.rows_left == 1][:MAX_ROWS]
+        yield from ((work, 1) for work in decoding)
+        room = MAX_ROWS - len(decoding)
+        if len(callers) > 1 and not in_one_piece:
+            room = min(room, SHARED_ROWS)
+        longer = [[work for work in works if work.rows_left > 1] for works in callers]
+        if in_one_piece:  # in order of turns, as far as they fit; one that is longer than a step is a step of its own
+            for work in [work for works in longer for work in works]:
+                if work.rows_left <= room or room == MAX_ROWS:
+                    room -= work.rows_left
+                    yield work, work.rows_left
+            return
+        longer.sort(key=lambda works: sum(work.rows_left for work in works))
+        for i, works in enumerate(longer):
+            share = room // (len(longer) - i)
+            for work in works:
+                count = min(work.rows_left, share)
+                room, share = room - count, share - count
+                yield work, count
 
     def _step(self) -> bool:
         """Run one step; False if there is work and none of it can run."""
