@@ -70,7 +70,7 @@ class Fastcore:
         self._best = np.empty(0, np.int32)
 
     def start(self, batch: int, positions: int) -> None:
-        longest = self._model.config.max_position_embeddings
+        longest = self._model.config.context_length
         if positions > longest:
             raise ContextLengthError(f"{positions} tokens are asked for and the model's context holds {longest}")
         pool = self._smallest

@@ -23,6 +23,9 @@ _SPLIT = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+# tokenizer.ggml.pre -> how many digits a piece of _SPLIT may hold, where texts are split by it
+_PRE = {"gpt-2": "", "smollm": "", "qwen2": r"\p{N}", "llama-bpe": r"\p{N}{1,3}"}
+
 
 @dataclass(frozen=True)
 class _Vocabulary:
@@ -134,21 +137,18 @@ def _byte_level(fields: Fields, vocabulary: _Vocabulary, pre: str) -> tokenizers
         if not space or " " in right:
             raise fields.wrong("merges", merge, "two tokens with a space between")
         merges.append((left, right))
-    splits: dict[str, list[Any]] = {
-        "gpt-2": [],
-        "smollm": [pre_tokenizers.Digits(individual_digits=True)],
-        "qwen2": [pre_tokenizers.Split(tokenizers.Regex(_SPLIT.format(digits=r"\p{N}")), "isolated")],
-        "llama-bpe": [pre_tokenizers.Split(tokenizers.Regex(_SPLIT.format(digits=r"\p{N}{1,3}")), "isolated")],
-    }
-    if pre not in splits:
-        raise fields.unsupported("pre", pre, f"supported: {', '.join(splits)}")
+    if pre not in _PRE:
+        raise fields.unsupported("pre", pre, f"supported: {', '.join(_PRE)}")
+    splits: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
+    if digits := _PRE[pre]:
+        splits.append(pre_tokenizers.Split(tokenizers.Regex(_SPLIT.format(digits=digits)), "isolated"))
     ignore = pre == "llama-bpe"
     backend = typed_errors(
         lambda: tokenizers.Tokenizer(models.BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=ignore)),
         f"{fields.where}: tokenizer.ggml.merges do not fit tokenizer.ggml.tokens",
     )
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in ("gpt-2", "smollm"))
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits[pre], byte_level])
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
     backend.decoder = decoders.ByteLevel()
     if pre == "qwen2":
         backend.normalizer = normalizers.NFC()

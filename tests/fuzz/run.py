@@ -15,7 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -27,7 +27,8 @@ from fastcore.errors import Error
 from fuzz.reader import Reader
 from fuzz.readers import READERS
 
-SECONDS = 1.0  # for one case of a few kilobytes
+SECONDS = 1.0  # of the processor, for one case of a few kilobytes
+LOOK = 32  # cases between two looks at the memory, which take as long as a case
 BYTES = 64 << 20  # by which resident memory may grow over a whole run
 
 
@@ -50,7 +51,8 @@ def run(reader: Reader, cases: int, seed: int, limit: float = SECONDS, crash_fil
     rng = random.Random(seed)
     before = peak_bytes()
     start = time.perf_counter()
-    with _alarm(limit) as arm, warnings.catch_warnings():
+    # an interrupt ends the run with the result so far
+    with suppress(KeyboardInterrupt), _alarm(limit) as arm, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         warnings.simplefilter("error", RuntimeWarning)
         for _ in range(cases):
@@ -58,8 +60,8 @@ def run(reader: Reader, cases: int, seed: int, limit: float = SECONDS, crash_fil
             if crash_file is not None:
                 crash_file.write_bytes(case)
             result.cases += 1
-            arm(True)
             try:
+                arm(True)
                 reader.read(case)
                 result.accepted += 1
             except (Error, *reader.allowed):
@@ -70,6 +72,8 @@ def run(reader: Reader, cases: int, seed: int, limit: float = SECONDS, crash_fil
                 result.findings.setdefault(_place(error), case)
             finally:
                 arm(False)
+            if result.cases % LOOK and result.cases < cases:
+                continue
             grown = peak_bytes() - before
             if grown > BYTES:
                 result.findings.setdefault(f"memory grew by {grown >> 20} MB", case)
@@ -91,14 +95,15 @@ def _alarm(seconds: float) -> Iterator:
         raise SlowCaseError(f"more than {seconds:g} s")
 
     def arm(on: bool) -> None:
-        signal.setitimer(signal.ITIMER_REAL, seconds if on else 0)
+        # time of the processor: a busy machine makes no case slow
+        signal.setitimer(signal.ITIMER_PROF, seconds if on else 0)
 
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGPROF, ring)
     try:
         yield arm
     finally:
         arm(False)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _place(error: BaseException) -> str:
@@ -120,6 +125,8 @@ def main() -> int:
         print("\n".join(READERS))
         return 0
     faulthandler.enable()
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where the shell has let them be ignored
+        signal.signal(number, signal.default_int_handler)
     os.environ["RUST_BACKTRACE"] = "0"  # of panics in the tokenizers library: symbols take 50 MB
     found = 0
     for name in READERS if args.reader == "all" else [args.reader]:
