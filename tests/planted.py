@@ -12,7 +12,7 @@ from fastcore.pii.record_masking import RecordMasker
 from fastcore.pii.spans import Entity
 from fastcore.pii.text_files import FieldNames, TextFile
 
-__all__ = ["MASKED", "PIECES", "PLANTED", "classify", "masked", "masked_parquet", "rows_of"]
+__all__ = ["MASKED", "PIECES", "PLANTED", "classify", "decoded", "masked", "masked_parquet", "rows_of"]
 
 PLANTED = "Zoë-Nguyễn"  # labelled wherever it stands
 MASKED = "[NAME]"
@@ -53,7 +53,13 @@ def masked_parquet(source: Path, target: Path, fields: list[str]) -> None:
         file.write(tables, target)
 
 
+def decoded(raw: bytes, encoding: str = "utf-8") -> str:
+    """The text after its byte order mark, bytes that are none as surrogates."""
+    text = raw.decode(encoding, "surrogateescape")
+    return text.removeprefix("\ufeff") if encoding in ("utf-8", "utf-16-le", "utf-16-be") else text
+
+
 def rows_of(raw: bytes, encoding: str = "utf-8", **dialect: Any) -> list[list[str]]:
     """What Python's csv sees, without blank lines."""
-    text = raw.decode({"utf-8": "utf-8-sig"}.get(encoding, encoding), "surrogateescape")
+    text = decoded(raw, encoding)
     return [row for row in csv.reader(io.StringIO(text, newline=""), **dialect) if row]

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from planted import MASKED, PIECES, PLANTED, masked, masked_parquet, rows_of
+from planted import MASKED, PIECES, PLANTED, decoded, masked, masked_parquet, rows_of
 
 from fastcore.pii.csv_cells import csv_records
 from fastcore.pii.json_lines import json_records
@@ -52,10 +52,6 @@ def encoded(text: str, encoding: str, rng: random.Random) -> bytes:
 
 def change(text: str) -> str:
     return text.replace(PLANTED, MASKED)
-
-
-def decoded(raw: bytes, encoding: str) -> str:
-    return raw.decode({"utf-8": "utf-8-sig"}.get(encoding, encoding), "surrogateescape")
 
 
 # ---------------------------------------------------------------- text
