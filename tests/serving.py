@@ -9,20 +9,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
-
 from fastcore import LLM, TokenClassifier
 from fastcore.server import create_app
-from fastcore.server.run import server_config
+from fastcore.server.run import Server, server_config
 
 __all__ = ["call", "raw", "serving"]
 
 
 @contextmanager
-def serving(model: TokenClassifier | LLM, names: list[str], **options: Any) -> Iterator[int]:
-    """The port of a running server."""
+def serving(
+    model: TokenClassifier | LLM, names: list[str], *, running: dict[str, Any] | None = None, **options: Any
+) -> Iterator[int]:
+    """The port of a running server. options: of create_app; running: of server_config."""
     app = create_app(model, names, **options)
-    server = uvicorn.Server(server_config(app, "127.0.0.1", 0, "critical"))
+    server = Server(server_config(app, "127.0.0.1", 0, "critical", **(running or {})))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

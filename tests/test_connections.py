@@ -38,7 +38,7 @@ def app() -> App:
 
 @pytest.fixture
 def port(app: App) -> Iterator[int]:
-    protocol = connection_class(MAX_CONNECTIONS, HEADER_SECONDS)
+    protocol = connection_class(MAX_CONNECTIONS, HEADER_SECONDS, 30.0)
     config = uvicorn.Config(app, port=0, http=protocol, ws="none", lifespan="off", log_level="error")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

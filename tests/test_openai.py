@@ -18,6 +18,8 @@ pytest.importorskip("uvicorn")
 
 from serving import call, serving
 
+from fastcore.server import RequestLimits
+
 PROMPT = "hello my name is"
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -217,25 +219,24 @@ def test_requests_at_once_equal_requests_alone(port: int, llm: LLM) -> None:
         ({}, "prompt is missing"),
         ({"prompt": []}, "prompt is empty"),
         ({"prompt": [[]]}, "the prompt has no tokens"),
-        ({"prompt": 7}, "prompt is neither"),
-        ({"prompt": ["x", 7]}, "neither a text nor a list"),
-        ({"prompt": [[True]]}, "neither a text nor a list"),
+        ({"prompt": 7}, "prompt is a JSON number"),
+        ({"prompt": ["x", 7]}, "token ids beside texts"),
+        ({"prompt": [[True]]}, "prompt[0][0] is a JSON boolean"),
         ({"prompt": [99999]}, "outside the vocabulary"),
         ({"prompt": "x", "max_tokens": -1}, "max_tokens is -1"),
         ({"prompt": "x", "max_tokens": 1.5}, "max_tokens is a JSON number; expected a whole number"),
         ({"prompt": "x", "temperature": -1}, "temperature is -1"),
         ({"prompt": "x", "temperature": "1"}, "temperature is a JSON string"),
         ({"prompt": "x", "top_p": 0}, "top_p is 0"),
-        ({"prompt": "x", "stop": [1]}, "stop must be"),
-        ({"prompt": "x", "stop_token_ids": ["a"]}, "stop_token_ids must be"),
-        ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias must be"),
-        ({"prompt": "x", "logit_bias": [1]}, "logit_bias must be"),
+        ({"prompt": "x", "stop": [1]}, "stop[0] is a JSON number; expected a string"),
+        ({"prompt": "x", "stop_token_ids": ["a"]}, "stop_token_ids[0] is a JSON string"),
+        ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias has 'a'"),
+        ({"prompt": "x", "logit_bias": [1]}, "logit_bias is a JSON list"),
         ({"prompt": "x", "n": 0}, "n is 0"),
         ({"prompt": ["x"] * 65, "n": 2}, "at most 128 completions"),
         ({"prompt": "x", "best_of": 2}, "best_of is not supported here, other than 1"),
         ({"prompt": "x", "suffix": "y"}, "suffix is not supported here"),
         ({"prompt": "x", "stream": 1}, "stream is a JSON number; expected true or false"),
-        ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options goes with stream"),
         ({"prompt": "x", "echo": True, "stream": True}, "echo and stream"),
         ({"prompt": "x", "tempreature": 1}, "unknown field 'tempreature'"),
         ({"prompt": list(range(3, 203)) * 3}, "600 tokens and the context holds 512"),
@@ -251,9 +252,9 @@ def test_wrong_completions_are_refused(port: int, body: dict[str, Any], message:
     ("body", "message"),
     [
         ({}, "messages is missing"),
-        ({"messages": []}, "messages must be a non-empty list"),
-        ({"messages": "hello"}, "messages must be a non-empty list"),
-        ({"messages": ["hello"]}, "messages[0] must be a dict"),
+        ({"messages": []}, "messages is empty"),
+        ({"messages": "hello"}, "messages is a JSON string; expected a list"),
+        ({"messages": ["hello"]}, "messages[0] is a JSON string; expected an object"),
         ({"messages": [{"content": "hello"}]}, "messages[0] needs a 'role'"),
         ({"messages": [{"role": "user"}]}, "messages[0] has no content"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content must be a text"),
@@ -261,9 +262,9 @@ def test_wrong_completions_are_refused(port: int, body: dict[str, Any], message:
         ({"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs needs logprobs"),
         ({"messages": MESSAGES, "logprobs": 2}, "logprobs is a JSON number; expected true or false"),
         ({"messages": MESSAGES, "response_format": {"type": "json_object"}}, "response_format is not supported"),
-        ({"messages": MESSAGES, "tools": {}}, "tools must be a list"),
+        ({"messages": MESSAGES, "tools": {}}, "tools is a JSON object; expected a list"),
         ({"messages": MESSAGES, "tool_choice": "required"}, "tool_choice is not supported"),
-        ({"messages": MESSAGES, "chat_template_kwargs": []}, "chat_template_kwargs must be"),
+        ({"messages": MESSAGES, "chat_template_kwargs": []}, "chat_template_kwargs is a JSON list"),
     ],
 )
 def test_wrong_chats_are_refused(port: int, body: dict[str, Any], message: str) -> None:
@@ -321,6 +322,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("phase", ["decode", "prefill", "queued"])
+@pytest.mark.case("S01")
 def test_work_ends_when_the_client_goes(slow: tuple[int, LLM], streams: bool, phase: str) -> None:
     port, llm = slow
     free = llm.pool.free_positions
@@ -328,7 +330,9 @@ def test_work_ends_when_the_client_goes(slow: tuple[int, LLM], streams: bool, ph
     def send(prompt: list[int]) -> socket.socket:
         body = json.dumps({"prompt": prompt, "stream": streams, **LONG}).encode()
         connection = socket.create_connection(("127.0.0.1", port), timeout=60)
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
         return connection
 
     clients = [send([5] * (4000 if phase == "prefill" else 3))]
@@ -358,15 +362,169 @@ def test_a_server_that_stops_ends_its_requests(
     before = set(threading.enumerate())
     body = json.dumps({"prompt": "x", "max_tokens": 150_000, "ignore_eos": True}).encode()
     with serving(llm, ["slow"]) as port, socket.create_connection(("127.0.0.1", port)) as client:
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        client.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
         wait_for(lambda: active(port) == 1)
     assert llm._scheduler.num_requests == 0
     left = set(threading.enumerate()) - before
     assert not [thread for thread in left if "AnyIO" not in thread.name]  # AnyIO's own idle workers end later
 
 
-def test_too_many_requests_are_turned_away(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastcore.server.engine.MAX_REQUESTS", 2)
-    assert complete(port, prompt="x", n=2, max_tokens=1)["usage"]["completion_tokens"] == 2
-    status, answer, _ = call(port, "POST", "/v1/completions", {"prompt": "x", "n": 3})
-    assert (status, answer["error"]["type"]) == (503, "server_error")
+def test_too_many_requests_are_turned_away(llm: LLM) -> None:
+    with serving(llm, ["tiny"], limits=RequestLimits(max_requests=2)) as port:
+        assert complete(port, prompt="x", n=2, max_tokens=1)["usage"]["completion_tokens"] == 2
+        status, answer, _ = call(port, "POST", "/v1/completions", {"prompt": "x", "n": 3})
+        assert (status, answer["error"]["type"]) == (503, "server_error")
+
+
+# ---------------------------------------------------------------- what clients send besides
+
+
+@pytest.mark.fault("H2")
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"parallel_tool_calls": True}, {"prompt_cache_key": "k"}, {"safety_identifier": "s"}, {"verbosity": "low"},
+        {"user": "u"}, {"metadata": {"a": "b"}}, {"store": False}, {"service_tier": "auto"}, {"nonsense": None},
+        {"reasoning_effort": None}, {"tool_choice": "auto"}, {"tool_choice": "none"}, {"tools": None}, {"n": None},
+        {"stream": None}, {"max_tokens": None, "max_completion_tokens": 3}, {"response_format": {"type": "text"}},
+        {"stream_options": {"include_obfuscation": False}}, {"modalities": ["text"]},
+        {"tools": [{"type": "function"}], "tool_choice": "none"},
+    ],
+)  # fmt: skip
+def test_what_cannot_change_the_answer_is_accepted(port: int, field: dict[str, Any]) -> None:
+    body = {"temperature": 0, "max_completion_tokens": 3} | field
+    assert chat(port, **body)["choices"] == chat(port, temperature=0, max_completion_tokens=3)["choices"]
+
+
+@pytest.mark.fault("H2")
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"functions": [{}]}, "functions"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"audio": {}}, "audio"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"nonsense": 0}, "nonsense"),
+    ],
+)
+def test_what_would_change_the_answer_is_refused_by_name(port: int, field: dict[str, Any], param: str) -> None:
+    status, answer, _ = call(port, "POST", "/v1/chat/completions", {"messages": MESSAGES} | field)
+    assert (status, answer["error"]["param"]) == (400, param)
+    assert param in answer["error"]["message"]
+
+
+@pytest.mark.fault("H4")
+def test_errors_carry_a_code_and_the_field(port: int, llm: LLM) -> None:
+    status, answer, _ = call(port, "POST", "/v1/completions", {"prompt": list(range(3, 203)) * 3})
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    status, answer, _ = call(port, "POST", "/v1/completions", {"prompt": "x", "model": "gpt"})
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (404, "model_not_found", "model")
+    status, answer, _ = call(port, "POST", "/v1/completions", {"prompt": "x", "temperature": -1})
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, None, "temperature")
+    assert call(port, "GET", "/v1/models/tiny")[1]["id"] == "tiny"
+    assert call(port, "GET", "/v1/models/gpt")[1]["error"]["code"] == "model_not_found"
+    with serving(llm, ["owner/name"], api_key="k") as port:
+        assert call(port, "GET", "/v1/models/owner/name", None, {"Authorization": "bearer k"})[0] == 200
+        assert call(port, "GET", "/v1/models")[1]["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.fault("C3")
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": 1_000_000}, "logprobs"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": "x" * 1001}, "stop"),
+        ({"n": 129}, "n"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+        ({"stop_token_ids": [5] * 129}, "stop_token_ids"),
+        ({"prompt": ["x"] * 129}, "n"),
+        ({"prompt": ["hello"] * 128, "logprobs": 20, "max_tokens": 400}, "logprobs"),
+    ],
+)
+def test_fields_whose_cost_multiplies_are_bounded(port: int, field: dict[str, Any], param: str) -> None:
+    status, answer, _ = call(port, "POST", "/v1/completions", {"prompt": "x"} | field)
+    assert (status, answer["error"]["param"]) == (400, param)
+
+
+@pytest.mark.fault("C3")
+def test_top_logprobs_of_a_chat_are_bounded(port: int, llm: LLM) -> None:
+    body = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 21, "max_tokens": 1}
+    assert call(port, "POST", "/v1/chat/completions", body)[0] == 400
+    with serving(llm, ["tiny"], limits=RequestLimits(max_logprobs=30)) as wide:
+        assert call(wide, "POST", "/v1/chat/completions", body)[0] == 200
+
+
+@pytest.mark.fault("C9")
+@pytest.mark.parametrize(
+    "field",
+    [
+        '"seed": 1%s' % ("0" * 400), '"temperature": 1%s' % ("0" * 400), '"temperature": 1e400',
+        '"top_k": 1%s' % ("0" * 30),
+        '"logit_bias": {"5": 1e39}', '"logit_bias": {"1%s": 1}' % ("0" * 30), '"stop_token_ids": [1%s]' % ("0" * 30),
+        '"n": 1%s' % ("0" * 30), '"max_tokens": 1%s' % ("0" * 30), '"prompt": [1%s]' % ("0" * 30),
+        '"logprobs": 1%s' % ("0" * 5000),
+    ],
+)  # fmt: skip
+def test_numbers_that_fit_nowhere_are_refused(port: int, field: str) -> None:
+    status, answer, _ = call(port, "POST", "/v1/completions", f'{{"prompt": "x", {field}}}'.encode())
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error"), answer
+
+
+@pytest.mark.fault("C4")
+@pytest.mark.parametrize(
+    "part", ["[" * 200 + "]" * 200, "[" * 2_000_000 + "]" * 2_000_000, "[" + "[]," * 2_900_000 + "[]]"]
+)
+def test_a_body_of_many_lists_is_refused_at_once(port: int, part: str) -> None:
+    body = f'{{"messages": [{{"role": "user", "content": "x", "more": {part}}}]}}'
+    status, answer, _ = call(port, "POST", "/v1/chat/completions", body.encode())
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert active(port) == 0
+
+
+@pytest.mark.fault("H3")
+def test_the_checkpoints_sampling_is_the_default(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
+    import shutil
+
+    folder = shutil.copytree(tiny_folder("qwen2"), tmp_path / "model")
+    generation = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    llm = LLM(folder, num_threads=1)
+    del generation["do_sample"]
+    body = {"prompt": PROMPT, "seed": 3, "max_tokens": 20}
+    with serving(llm, ["tiny"]) as port:
+        assert generation.items() <= call(port, "GET", "/v1/models")[1]["data"][0]["default_sampling"].items()
+        expected = llm.generate(PROMPT, SamplingParams(seed=3, max_tokens=20, **generation)).text
+        assert complete(port, **body)["choices"][0]["text"] == expected
+        expected = llm.generate(PROMPT, SamplingParams(seed=3, max_tokens=20, **generation | {"top_k": 0})).text
+        assert complete(port, **body, top_k=0)["choices"][0]["text"] == expected
+    with serving(llm, ["tiny"], use_generation_config=False) as port:
+        expected = llm.generate(PROMPT, SamplingParams(seed=3, max_tokens=20, temperature=1.0)).text
+        assert complete(port, **body)["choices"][0]["text"] == expected
+
+
+@pytest.mark.fault("C10")
+@pytest.mark.parametrize("streams", [True, False])
+def test_clients_are_told_that_the_server_ends(tiny_folder: Callable[..., Path], streams: bool) -> None:
+    llm = LLM(tiny_folder("llama", max_position_embeddings=200_000), num_threads=1)
+    body = {"prompt": "x", "max_tokens": 150_000, "ignore_eos": True, "stream": streams}
+    with ThreadPoolExecutor(1) as pool:
+        with serving(llm, ["slow"], running={"shutdown_seconds": 2.0}) as port:
+            answer = pool.submit(call, port, "POST", "/v1/completions", body)
+            wait_for(lambda: active(port) == 1)
+        status, told, _ = answer.result(60)
+    if streams:
+        *_, error, done, _ = told.split("\n\n")
+        assert (status, done) == (200, "data: [DONE]")
+        told = json.loads(error.removeprefix("data: "))
+    else:
+        assert status == 503
+    assert told["error"] == {
+        "message": "the server is shutting down", "type": "server_error", "param": None, "code": None,
+    }  # fmt: skip

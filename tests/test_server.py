@@ -46,7 +46,7 @@ def port(classifier: TokenClassifier) -> Iterator[int]:
 
 
 def test_health_and_models(port: int) -> None:
-    assert call(port, "GET", "/health")[:2] == (200, {"status": "ok"})
+    assert call(port, "GET", "/health")[:2] == (200, {"status": "ok", "active_requests": 0})
     status, models, _ = call(port, "GET", "/v1/models")
     assert status == 200
     assert [model["id"] for model in models["data"]] == NAMES
@@ -117,13 +117,13 @@ def test_requests_at_once_get_their_own_answers(port: int, classifier: TokenClas
         (b"", 400, "not JSON"),
         (b"{", 400, "not JSON"),
         (b"\xff", 400, "not JSON"),
-        (b"[" * 100_000, 400, "not JSON"),
-        (b'{"sequences": [NaN]}', 400, "NaN is not a JSON number"),
+        (b"[" * 100_000, 400, "the body is a JSON list; expected an object"),
+        (b'{"sequences": [NaN]}', 400, "not JSON"),
         (["x"], 400, "the body is a JSON list; expected an object"),
         ({}, 400, "sequences is missing"),
         ({"sequences": None}, 400, "sequences is missing"),
         ({"sequences": []}, 400, "sequences is empty"),
-        ({"sequences": "BOB"}, 400, "sequences is a JSON string; expected a list of strings"),
+        ({"sequences": "BOB"}, 400, "sequences is a JSON string; expected a list"),
         ({"sequences": ["BOB", 5]}, 400, "sequences[1] is a JSON number"),
         ({"sequences": ["BOB", None]}, 400, "sequences[1] is a JSON null"),
         ({"sequences": ["BOB"], "model": "gpt"}, 404, "the model 'gpt' is not served here; served: tiny"),
@@ -135,7 +135,7 @@ def test_bad_bodies_are_refused(port: int, path: str, body: Any, status: int, me
     got, answer, _ = call(port, "POST", path, body)
     assert got == status
     assert message in answer["error"]["message"]
-    assert answer["error"]["code"] == status
+    assert answer["error"]["code"] == ("model_not_found" if status == 404 else None)
     assert answer["error"]["type"] == "invalid_request_error"
 
 
@@ -147,12 +147,12 @@ def test_bad_bodies_are_refused(port: int, path: str, body: Any, status: int, me
         ({"operator": 1}, "operator is a JSON number"),
         ({"threshold": "0.5"}, "threshold is a JSON string"),
         ({"threshold": True}, "threshold is a JSON boolean"),
-        ({"threshold": 2}, "threshold is 2"),
-        ({"keep": 1.5}, "keep is 1.5"),
+        ({"threshold": 2}, "threshold is 2.0"),
+        ({"keep": 1.5}, "keep is a JSON number; expected a whole number"),
         ({"mask_char": "ab"}, "mask_char is 'ab'"),
         ({"allow_list": "BOB"}, "allow_list is a JSON string"),
         ({"per_label": {"fax": None}}, "per_label has 'fax'"),
-        ({"per_label": {"private_phone": 1}}, "per_label must be an object"),
+        ({"per_label": {"private_phone": 1}}, "per_label[...] is a JSON number; expected a string"),
         ({"offsets": "bytes"}, "offsets is 'bytes'"),
     ],
 )
@@ -213,6 +213,7 @@ def still_serves(port: int) -> bool:
     return call(port, "POST", "/v1/pii", {"sequences": ["BOB"]})[0] == 200
 
 
+@pytest.mark.case("X1")
 def test_a_body_that_is_too_large(port: int) -> None:
     status, answer, headers = call(port, "POST", "/v1/pii", b'{"sequences": ["' + b"x" * (64 << 20) + b'"]}')
     assert status == 413
@@ -232,8 +233,9 @@ def test_a_chunked_body_that_is_too_large(classifier: TokenClassifier) -> None:
         assert call(port, "POST", "/v1/pii", body % (b"x" * (1000 - len(body) + 3)))[0] == 413
 
 
+@pytest.mark.case("X1")
 def test_a_body_that_comes_slowly(classifier: TokenClassifier) -> None:
-    head = b"POST /v1/pii HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+    head = b"POST /v1/pii HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
     with serving(classifier, NAMES, body_seconds=0.3) as port:
         answer = raw(port, head, *[b" "] * 4, pause=0.05)
         assert answer.startswith(b"HTTP/1.1 408 ")
@@ -244,24 +246,26 @@ def test_a_body_that_comes_slowly(classifier: TokenClassifier) -> None:
 @pytest.mark.parametrize("length", [b"-1", b"x", b"1e3", b"5, 6", b"99999999999999999999999999"])
 def test_a_wrong_content_length(classifier: TokenClassifier, length: bytes) -> None:
     with serving(classifier, NAMES, body_seconds=0.3) as port:
-        head = b"POST /v1/pii HTTP/1.1\r\nHost: x\r\nContent-Length: " + length + b"\r\n\r\n"
+        head = b"POST /v1/pii HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + length + b"\r\n\r\n"
         answer = raw(port, head)
         assert answer.split()[1] in (b"400", b"413")
         assert still_serves(port)
 
 
+@pytest.mark.case("X1")
 def test_a_content_length_that_is_too_short(port: int) -> None:
-    head = b"POST /v1/pii HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
+    head = b"POST /v1/pii HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n"
     answer = raw(port, head + b'{"sequences": ["BOB"]}')
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"not JSON" in answer
     assert still_serves(port)
 
 
+@pytest.mark.case("S01")
 def test_a_client_that_leaves(port: int, classifier: TokenClassifier) -> None:
     body = json.dumps({"sequences": ["BOB " * 50] * 400}).encode()
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(b"POST /v1/pii HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        connection.sendall(b"POST /v1/pii HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         while not classifier._scheduler.num_requests:
             time.sleep(0.001)
     deadline = time.monotonic() + 30
@@ -300,18 +304,20 @@ def test_a_key_is_wanted(classifier: TokenClassifier) -> None:
 
 
 @pytest.mark.parametrize("api_key", [None, "k"])
+@pytest.mark.case("S05")
 def test_cors_is_off_by_default(classifier: TokenClassifier, api_key: str | None) -> None:
     with serving(classifier, NAMES, api_key=api_key) as port:
         status, _, preflight = call(port, "OPTIONS", "/v1/pii", None, PREFLIGHT)
-        assert status in (401, 405)
+        assert status == 403
         key = {"Authorization": f"Bearer {api_key}"}
         status, _, headers = call(port, "POST", "/v1/pii", {"sequences": ["x"]}, {"Origin": ORIGIN} | key)
-        assert status == 200
+        assert status == 403
         assert not [name for name in (*preflight, *headers) if name.startswith("access-control")]
 
 
 @pytest.mark.parametrize("api_key", [None, "k"])
 @pytest.mark.parametrize("allowed", [ORIGIN, "*"])
+@pytest.mark.case("S05")
 def test_cors_when_it_is_on(classifier: TokenClassifier, api_key: str | None, allowed: str) -> None:
     with serving(classifier, NAMES, api_key=api_key, cors_origins=[allowed]) as port:
         status, _, headers = call(port, "OPTIONS", "/v1/pii", None, PREFLIGHT)
@@ -369,3 +375,86 @@ def test_the_command_serves_until_it_is_interrupted(classifier: TokenClassifier,
 def test_wrong_options_of_the_command(classifier: TokenClassifier, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--model", str(classifier._checkpoint.path), "--max-body", "0"]) == 1
     assert "--max-body" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- pages of elsewhere
+
+
+@pytest.mark.fault("D1")
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200), ("localhost:8000", 200), ("127.0.0.1:1", 200), ("[::1]:80", 200), ("a.localhost", 200),
+        ("LOCALHOST", 200), ("evil.example", 421), ("evil.example:8000", 421), ("127.0.0.1.evil.example", 421),
+        ("x", 421), ("", 421), ("[", 421), ("proxy.example", 200),
+    ],
+)  # fmt: skip
+def test_known_hosts_only(classifier: TokenClassifier, host: str, status: int) -> None:
+    with serving(classifier, NAMES, allowed_hosts=["proxy.example"]) as port:
+        for path in ("/health", "/v1/models", "/v1/models/", "/health/"):
+            answer = raw(port, f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+            expected = 404 if status == 200 and path.endswith("/") else status
+            assert answer.startswith(b"HTTP/1.1 %d " % expected)
+            assert b"evil.example" not in answer
+
+
+@pytest.mark.fault("D1")
+def test_a_foreign_page_may_not_call(classifier: TokenClassifier) -> None:
+    body = {"sequences": ["x"]}
+    with serving(classifier, NAMES, cors_origins=[ORIGIN]) as port:
+        own = f"http://127.0.0.1:{port}"
+        for origin, status in ((ORIGIN, 200), (own, 200), ("https://evil.example", 403), ("null", 403)):
+            assert call(port, "POST", "/v1/pii", body, {"Origin": origin})[0] == status
+            assert call(port, "GET", "/v1/models", None, {"Origin": origin})[0] == status
+
+
+@pytest.mark.fault("D1")
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Content-Type": "application/json; charset=utf-8"}, 200),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content-Type": "multipart/form-data; boundary=x"}, 415),
+        ({"Content-Type": "", "Sec-Fetch-Site": "cross-site"}, 415),
+    ],
+)
+def test_json_is_wanted(port: int, headers: dict[str, str], status: int) -> None:
+    got, answer, _ = call(port, "POST", "/v1/pii", {"sequences": ["x"]}, headers)
+    assert got == status
+    assert status == 200 or "application/json" in answer["error"]["message"]
+
+
+# ---------------------------------------------------------------- long texts
+
+
+@pytest.mark.fault("C7")
+def test_a_long_text_blocks_nobody_and_ends_with_its_client(port: int, classifier: TokenClassifier) -> None:
+    body = json.dumps({"sequences": ["BOB " * 400_000]}).encode()
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        head = b"POST /v1/scoring HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+        connection.sendall(head % len(body) + body)
+        while not classifier._scheduler.num_requests:
+            time.sleep(0.01)
+        assert call(port, "POST", "/v1/pii", {"sequences": ["BOB"]})[0] == 200
+        assert classifier._scheduler.num_requests  # the long one is not done
+    deadline = time.monotonic() + 30
+    while classifier._scheduler.num_requests and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not classifier._scheduler.num_requests
+
+
+@pytest.mark.fault("C3")
+def test_texts_are_bounded(classifier: TokenClassifier) -> None:
+    from fastcore.server import RequestLimits
+
+    limits = RequestLimits(max_texts=2, max_text_chars=100, max_scored_tokens=5)
+    with serving(classifier, NAMES, limits=limits) as port:
+        for path, texts, message in (
+            ("/v1/pii", ["x"] * 3, "sequences has 3 texts; expected at most 2"),
+            ("/v1/pii", ["x", "x" * 101], "sequences[1] has 101 characters; expected at most 100"),
+            ("/v1/scoring", ["x y z x y z x y z"], "more than 5 tokens"),
+        ):
+            status, answer, _ = call(port, "POST", path, {"sequences": texts})
+            assert (status, answer["error"]["param"]) == (400, "sequences")
+            assert message in answer["error"]["message"]

@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 
 from fastcore import __version__
@@ -39,18 +40,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
     try:
+        if sys.stdout is None:
+            raise OSError("standard output is closed")
         code = _run(arguments)
         sys.stdout.flush()
         return code
-    except (Error, ImportError, ValueError, MemoryError) as error:
-        print(f"fastcore: {str(error) or 'out of memory'}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # what is left in the buffer would fail again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return 141
+    except FAILURES as error:
+        _forget_output()
+        if sys.stderr is not None:
+            print(f"fastcore: {_one_line(error)}", file=sys.stderr)
+        return 1
+
+
+# what can go wrong with what a user gives, or on his machine; anything else is a fault of the program
+FAILURES = (Error, ImportError, ValueError, OverflowError, RecursionError, MemoryError, OSError)
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "lists and objects lie too deep in one another"
+    message = " ".join(str(error).split())
+    return message or ("out of memory" if isinstance(error, MemoryError) else type(error).__name__)
+
+
+def _forget_output() -> None:
+    """What is left in the buffer would fail again at exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -3,12 +3,16 @@
 from fastcore.errors import MissingPackageError
 
 try:
+    import msgspec  # noqa: F401
     import starlette  # noqa: F401
     import uvicorn  # noqa: F401
 except ImportError as error:
-    raise MissingPackageError("the server needs starlette and uvicorn: pip install 'fastcore-engine[serve]'") from error
+    raise MissingPackageError(
+        "the server needs msgspec, starlette and uvicorn: pip install 'fastcore-engine[serve]'"
+    ) from error
 
 from fastcore.server.app import create_app
+from fastcore.server.limits import RequestLimits
 from fastcore.server.run import run_server
 
-__all__ = ["create_app", "run_server"]
+__all__ = ["RequestLimits", "create_app", "run_server"]

@@ -32,11 +32,12 @@ def connections_that_fit(wanted: int) -> int:
     return fitting
 
 
-def connection_class(max_connections: int, header_seconds: float) -> type[H11Protocol]:
+def connection_class(max_connections: int, header_seconds: float, send_seconds: float) -> type[H11Protocol]:
     """A protocol for uvicorn whose connections are bounded.
 
-    One that has not sent a whole request head `header_seconds` after it could begin is closed. Beyond max_connections,
-    a new one takes the place of the one that has waited longest without a request; it is closed itself where all have
+    One that has not sent a whole request head `header_seconds` after it could begin is closed, and so is one that has
+    taken nothing of what is sent for `send_seconds`. Beyond max_connections, a new one takes the place of the one that
+    has waited longest without a request, else of one whose body is on its way; it is closed itself where all have whole
     requests under way.
     """
     waiting: dict[H11Protocol, asyncio.TimerHandle] = {}  # without a request, in order of arrival
@@ -45,7 +46,7 @@ def connection_class(max_connections: int, header_seconds: float) -> type[H11Pro
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
             if len(self.connections) > max_connections:
-                given_up = next(iter(waiting), self)
+                given_up = next(iter(waiting), None) or next(filter(_sends_body, self.connections), self)
                 given_up.close_now()
                 if given_up is self:
                     return
@@ -59,8 +60,17 @@ def connection_class(max_connections: int, header_seconds: float) -> type[H11Pro
             super().on_response_complete()
             self._follow()
 
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._send_timer = self.loop.call_later(send_seconds, self.close_now)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._stop_sending()
+
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_waiting()
+            self._stop_sending()
             super().connection_lost(exc)
 
         def close_now(self) -> None:
@@ -75,9 +85,18 @@ def connection_class(max_connections: int, header_seconds: float) -> type[H11Pro
             elif self not in waiting:
                 waiting[self] = self.loop.call_later(header_seconds, self.close_now)
 
+        def _stop_sending(self) -> None:
+            timer: Any = getattr(self, "_send_timer", None)
+            if timer is not None:
+                timer.cancel()
+
         def _stop_waiting(self) -> None:
             timer: Any = waiting.pop(self, None)
             if timer is not None:
                 timer.cancel()
 
     return Connection
+
+
+def _sends_body(connection: H11Protocol) -> bool:
+    return connection.cycle is not None and not connection.cycle.response_complete and connection.cycle.more_body

@@ -1,76 +1,178 @@
 """The endpoints of a token classifier: /v1/scoring, its numbers token by token; /v1/pii, entities and masked texts."""
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import anyio
 import anyio.to_thread
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from fastcore.classify import OFFSETS, Classification, TokenClassifier, TokenScores
 from fastcore.pii.masking import MaskingRules
-from fastcore.server.http import Body, Handler, RequestError, collect, json_response
+from fastcore.server.answers import RequestError, json_bytes, json_response
+from fastcore.server.endpoint import Handler, collect
+from fastcore.server.limits import RequestLimits
 
 __all__ = ["PiiService"]
+
+THREADS = 64  # requests at work at once; more wait for their turn
+ROWS = 1024  # of numbers that become text at once
+
+
+class ScoringFields(msgspec.Struct):
+    """The body of /v1/scoring."""
+
+    model: str | None = None
+    sequences: list[str] | None = None
+
+
+class FindFields(ScoringFields):
+    """The body of /v1/pii: the texts, and the options of masking."""
+
+    offsets: str | None = None
+    operator: str | None = None
+    per_label: dict[str, str | None] | None = None
+    allow_list: list[str] | None = None
+    threshold: float | None = None
+    keep: int | None = None
+    keep_from: str | None = None
+    mask_char: str | None = None
+    key: str | None = None
+    join: int | None = None
+    whole_words: bool | None = None
 
 
 class PiiService:
     """Scores, entities and masks of one token classifier."""
 
-    def __init__(self, classifier: TokenClassifier) -> None:
-        self.handlers: dict[str, Handler] = {
-            "/v1/scoring": partial(scoring, classifier),
-            "/v1/pii": partial(find, classifier),
+    def __init__(self, classifier: TokenClassifier, limits: RequestLimits) -> None:
+        self._classifier = classifier
+        self._limits = limits
+        self._threads = anyio.CapacityLimiter(THREADS)
+        self._active = 0
+        self.handlers: dict[str, Handler[Any]] = {
+            "/v1/scoring": Handler(ScoringFields, self.scoring),
+            "/v1/pii": Handler(FindFields, self.find),
         }
 
     def status(self) -> dict[str, Any]:
-        return {}
+        return {"active_requests": self._active}
+
+    def facts(self) -> dict[str, Any]:
+        return {"max_model_len": self._classifier.max_seq_len}
+
+    def stop(self) -> None:
+        """Each request does its own work, which ends with it."""
 
     def close(self) -> None:
-        """Each request does its own work: none is left."""
+        """No work is left when the requests are."""
 
+    async def scoring(self, request: Request, fields: ScoringFields, model: str) -> Response:
+        """{"sequences": [text, ...]} -> token_ids, pruning_scores [tokens][labels], ranking_scores [1], windows.
 
-async def scoring(classifier: TokenClassifier, request: Request, body: Body, model: str) -> Response:
-    """{"sequences": [text, ...]} -> token_ids, pruning_scores [tokens][labels], ranking_scores [1], windows of each.
+        Scores are logits. ranking_scores of a model without a sensitivity head are empty lists. windows: in how many
+        parts a text was read; the numbers of more than one part are not those of one pass.
+        """
+        texts = self._texts(fields)
+        room = self._limits.max_scored_tokens
 
-    Scores are logits. ranking_scores of a model without a sensitivity head are empty lists. windows is how many parts a
-    text was read in: of more than one, scores are not those of one whole pass.
-    """
-    texts = _sequences(body)
-    body.finish()
-    scores = await collect(request, classifier.score(iter(texts)))
-    return await anyio.to_thread.run_sync(_scoring_response, scores)
+        def check(scores: TokenScores) -> None:
+            nonlocal room
+            room -= len(scores.token_ids)
+            if room < 0:
+                raise RequestError(
+                    400,
+                    f"the texts have more than {self._limits.max_scored_tokens} tokens together; send fewer at once",
+                    param="sequences",
+                )
+
+        with self._counted():
+            scores = await collect(request, self._classifier.score(iter(texts)), self._threads, check)
+            return await anyio.to_thread.run_sync(_scoring_response, scores)
+
+    async def find(self, request: Request, fields: FindFields, model: str) -> Response:
+        """{"sequences": [text, ...]} -> {"results": [...]}: entities, masked_text and sensitivity of each text.
+
+        Options are those of masking (operator, per_label, allow_list, threshold, keep, keep_from, mask_char, key, join,
+        whole_words), and offsets: code_points (default), utf8, or utf16 as JavaScript counts. The operator placeholder
+        adds mapping.
+        """
+        texts = self._texts(fields)
+        offsets = fields.offsets or "code_points"
+        if offsets not in OFFSETS:
+            raise RequestError(
+                400, f"offsets is {offsets!r:.80}; expected one of {', '.join(OFFSETS)}", param="offsets"
+            )
+        rules = self._rules(fields)
+        with self._counted():
+            results = await collect(request, self._classifier(iter(texts)), self._threads)
+            return await anyio.to_thread.run_sync(_find_response, results, rules, offsets)
+
+    def _texts(self, fields: ScoringFields) -> list[str]:
+        texts = fields.sequences
+        if not texts:
+            what = "missing" if texts is None else "empty"
+            raise RequestError(400, f"sequences is {what}; expected a list of one or more texts", param="sequences")
+        if len(texts) > self._limits.max_texts:
+            message = f"sequences has {len(texts)} texts; expected at most {self._limits.max_texts}"
+            raise RequestError(400, message, param="sequences")
+        for i, text in enumerate(texts):
+            if len(text) > self._limits.max_text_chars:
+                message = f"sequences[{i}] has {len(text)} characters; expected at most {self._limits.max_text_chars}"
+                raise RequestError(400, message, param="sequences")
+        return texts
+
+    def _rules(self, fields: FindFields) -> MaskingRules:
+        known = self._classifier.labels.entity_types
+        for label in fields.per_label or {}:
+            if label not in known:
+                message = f"per_label has {label!r:.80}; the model's labels are {', '.join(known)}"
+                raise RequestError(400, message, param="per_label")
+        return MaskingRules(
+            operator=fields.operator or "replace",
+            per_label=fields.per_label or {},
+            allow_list=frozenset(fields.allow_list or ()),
+            threshold=fields.threshold or 0.0,
+            keep=fields.keep or 0,
+            keep_from=fields.keep_from or "end",
+            mask_char=fields.mask_char or "*",
+            key=fields.key,
+            join=fields.join,
+            whole_words=fields.whole_words is True,
+        )
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        if self._active >= self._limits.max_requests:
+            raise RequestError(503, f"{self._active} requests are under way or waiting; try again later")
+        self._active += 1
+        try:
+            yield
+        finally:
+            self._active -= 1
 
 
 def _scoring_response(results: list[TokenScores]) -> Response:
-    return json_response(
-        {
-            "token_ids": [scores.token_ids for scores in results],
-            "pruning_scores": [scores.logits.tolist() for scores in results],
-            "ranking_scores": [
-                [] if scores.sensitivity_logit is None else [scores.sensitivity_logit] for scores in results
-            ],
-            "windows": [len(scores.windows) for scores in results],
-        }
-    )
-
-
-async def find(classifier: TokenClassifier, request: Request, body: Body, model: str) -> Response:
-    """{"sequences": [text, ...]} -> {"results": [...]}: entities, masked_text and sensitivity of each text.
-
-    Options are those of masking (operator, per_label, allow_list, threshold, keep, keep_from, mask_char, key, join,
-    whole_words), and offsets: code_points (default), utf8, or utf16 as JavaScript counts. The operator placeholder adds
-    mapping.
-    """
-    texts = _sequences(body)
-    offsets = body.string("offsets", "code_points")
-    if offsets not in OFFSETS:
-        raise RequestError(400, f"offsets is {offsets!r}; expected one of {', '.join(OFFSETS)}")
-    rules = _rules(body, classifier)
-    body.finish()
-    results = await collect(request, classifier(iter(texts)))
-    return await anyio.to_thread.run_sync(_find_response, results, rules, offsets)
+    """The numbers become text a few at a time, as they take much room in between."""
+    rest = {
+        "token_ids": [scores.token_ids for scores in results],
+        "ranking_scores": [
+            [] if scores.sensitivity_logit is None else [scores.sensitivity_logit] for scores in results
+        ],
+        "windows": [len(scores.windows) for scores in results],
+    }
+    parts = [json_bytes(rest)[:-1], b',"pruning_scores":[']
+    for i, scores in enumerate(results):
+        parts.append(b",[" if i else b"[")
+        for start in range(0, len(scores.logits), ROWS):
+            rows = json_bytes(scores.logits[start : start + ROWS].tolist())
+            parts += [b"," if start else b"", rows[1:-1]]
+        parts.append(b"]")
+    parts.append(b"]}")
+    return Response(b"".join(parts), media_type="application/json")
 
 
 def _find_response(results: Iterable[Classification], rules: MaskingRules, offsets: str) -> Response:
@@ -80,33 +182,3 @@ def _find_response(results: Iterable[Classification], rules: MaskingRules, offse
         answer = {**result.to_dict(offsets), "masked_text": masked.text}
         answers.append(answer | ({"mapping": masked.mapping} if masked.mapping else {}))
     return json_response({"results": answers})
-
-
-def _sequences(body: Body) -> list[str]:
-    texts = body.strings("sequences")
-    if not texts:
-        what = "missing" if texts is None else "empty"
-        raise RequestError(400, f"sequences is {what}; expected a list of one or more texts")
-    return texts
-
-
-def _rules(body: Body, classifier: TokenClassifier) -> MaskingRules:
-    per_label: Any = body.take("per_label") or {}
-    known = classifier.labels.entity_types
-    if not isinstance(per_label, dict) or not all(isinstance(name, str | None) for name in per_label.values()):
-        raise RequestError(400, "per_label must be an object of label: operator, null to leave the label as it is")
-    for label in per_label:
-        if label not in known:
-            raise RequestError(400, f"per_label has {label!r}; the model's labels are {', '.join(known)}")
-    return MaskingRules(
-        operator=body.string("operator") or "replace",
-        per_label=per_label,
-        allow_list=body.strings("allow_list") or (),
-        threshold=body.number("threshold", 0.0),
-        keep=body.number("keep", 0),  # type: ignore[arg-type]
-        keep_from=body.string("keep_from") or "end",
-        mask_char=body.string("mask_char") or "*",
-        key=body.string("key"),
-        join=body.integer("join"),
-        whole_words=body.boolean("whole_words"),
-    )

@@ -10,11 +10,9 @@ from fastcore.engine.request import Request
 from fastcore.engine.sampling import SamplingParams
 from fastcore.engine.text_stream import TextStream
 from fastcore.llm import LLM
-from fastcore.server.http import RequestError
+from fastcore.server.answers import RequestError
 
-__all__ = ["Engine", "Job", "Progress"]
-
-MAX_REQUESTS = 1024  # completions under way and waiting; beyond, the server answers 503
+__all__ = ["Job", "Progress", "StepThread"]
 
 
 class Progress(NamedTuple):
@@ -52,17 +50,19 @@ class Job:
         self.progress = progress
 
 
-class Engine:
+class StepThread:
     """Runs steps while there are jobs. The event loop never waits for a step: jobs are handed over between steps."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, max_requests: int) -> None:
         self.llm = llm
+        self._max_requests = max_requests
         self._scheduler = llm._scheduler
         self._jobs: list[Job] = []  # of the thread alone, as the scheduler is
         self._arrived: list[Job] = []
         self._left: list[Job] = []
         self._handover = threading.Condition()
         self._closing = False
+        self._stopped = False  # no more work: whatever there is ends
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -77,7 +77,7 @@ class Engine:
         Raises ContextLengthError for a prompt that is too long, and a 503 when too much is under way already.
         """
         wanted = len(prompts) * params.n
-        if self.num_requests + wanted > MAX_REQUESTS:
+        if self.num_requests + wanted > self._max_requests:
             raise RequestError(503, f"{self.num_requests} completions are under way or waiting; try again later")
         return Job([self.llm._request(ids, params, i) for ids in prompts for i in range(params.n)])
 
@@ -94,6 +94,12 @@ class Engine:
         finally:
             if not job.is_done:
                 self._hand_over(self._left, job)
+
+    def stop(self) -> None:
+        """End all jobs within a step, and those that still come."""
+        with self._handover:
+            self._stopped = True
+            self._handover.notify()
 
     def close(self) -> None:
         """End all jobs and the thread."""
@@ -122,9 +128,9 @@ class Engine:
                 self._arrived.clear()
                 self._left.clear()
             self._jobs += arrived
-            self._abort(left)
+            self._abort(self._jobs if self._stopped else left)
             for job in arrived:
-                if job not in left:
+                if job not in left and not self._stopped:
                     self._scheduler.submit([request for request, _ in job.completions])
             try:
                 self._scheduler.step()

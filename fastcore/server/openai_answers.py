@@ -1,0 +1,187 @@
+"""How completions are written as OpenAI's objects, whole and in pieces."""
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastcore.engine.completion import TokenLogprob
+from fastcore.engine.request import Request
+from fastcore.engine.sampling import SamplingParams
+from fastcore.llm import LLM
+from fastcore.server.answers import RequestError
+from fastcore.server.step_thread import Job, Progress
+
+__all__ = ["CHAT", "TEXT", "Answer", "Form"]
+
+ChoiceObject = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How an endpoint writes its answers."""
+
+    prefix: str  # of ids
+    whole: str  # the object's name
+    chunk: str
+    choice: Callable[["Answer", int, Progress], ChoiceObject]
+    delta: Callable[["Answer", int, Progress, Progress], ChoiceObject]
+
+
+class Answer:
+    """The answer to one HTTP request, while its completions grow. echo: the text of each prompt, to come first."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        job: Job,
+        form: Form,
+        model: str,
+        params: SamplingParams,
+        echo: Sequence[str] | None = None,
+    ) -> None:
+        self.llm = llm
+        self.job = job
+        self.form = form
+        self.params = params
+        self.echo = echo
+        self._head = {"id": f"{form.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+
+    def request(self, index: int) -> Request:
+        return self.job.completions[index][0]
+
+    def check(self) -> None:
+        """Raise what a completion ended with, if that is an error."""
+        for (request, _), progress in zip(self.job.completions, self.job.progress, strict=True):
+            if progress.finish_reason == "error":
+                assert request.error is not None
+                raise request.error
+            if progress.finish_reason == "abort":
+                raise RequestError(503, "the server is shutting down")
+
+    def whole(self) -> dict[str, Any]:
+        choices = [self.form.choice(self, i, progress) for i, progress in enumerate(self.job.progress)]
+        return self._object(self.form.whole, choices) | {"usage": self.usage()}
+
+    def chunk(self, choices: list[ChoiceObject]) -> dict[str, Any]:
+        return self._object(self.form.chunk, choices)
+
+    def usage(self) -> dict[str, int]:
+        requests = [request for request, _ in self.job.completions]
+        prompt = sum(len(request.prompt_token_ids) for request in requests[:: self.params.n])
+        new = sum(progress.num_tokens for progress in self.job.progress)
+        return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+    def logprobs(self, index: int, first: int, end: int) -> list[TokenLogprob] | None:
+        """Of the completion's tokens from first to end, if they were asked for."""
+        request = self.request(index)
+        if self.params.logprobs is None:
+            return None
+        pairs = zip(request.token_ids[first:end], request.logprobs[first:end], strict=True)
+        return [TokenLogprob(token_id, *values) for token_id, values in pairs]
+
+    def offsets(self, index: int, first: int, end: int) -> list[int]:
+        """How many code points of text came before each of the completion's tokens from first to end."""
+        return self.job.completions[index][1].offsets[first:end]
+
+    def token(self, token_id: int) -> str:
+        """A token as text; as "bytes:\\xe2\\x98" where it is no text by itself."""
+        raw = self.llm.tokenizer.token_bytes(token_id)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def _object(self, name: str, choices: list[ChoiceObject]) -> dict[str, Any]:
+        return {**self._head, "object": name, "choices": choices}
+
+
+def _text_choice(answer: Answer, index: int, progress: Progress) -> ChoiceObject:
+    request = answer.request(index)
+    logprobs: list[TokenLogprob | None] | None = None
+    if answer.params.logprobs is not None:
+        logprobs = [*(answer.logprobs(index, 0, progress.num_tokens) or [])]
+        if answer.echo is not None:
+            values = zip(request.prompt_token_ids[1:], request.prompt_logprobs, strict=True)
+            logprobs = [None, *(TokenLogprob(token_id, *value) for token_id, value in values), *logprobs]
+    prompt = "" if answer.echo is None else answer.echo[index // answer.params.n]
+    offsets = [len(prompt) + offset for offset in answer.offsets(index, 0, progress.num_tokens)]
+    if answer.echo is not None:
+        before = answer.llm.tokenizer.text_offsets(request.prompt_token_ids)
+        offsets = [*(min(offset, len(prompt)) for offset in before), *offsets]
+    return {
+        "index": index,
+        "text": prompt + progress.text,
+        "logprobs": None
+        if logprobs is None
+        else _text_logprobs(answer, logprobs, offsets, request.prompt_token_ids[0]),
+        "finish_reason": progress.finish_reason,
+    }
+
+
+def _text_delta(answer: Answer, index: int, before: Progress, now: Progress) -> ChoiceObject:
+    logprobs = answer.logprobs(index, before.num_tokens, now.num_tokens)
+    return {
+        "index": index,
+        "text": now.text[len(before.text) :],
+        "logprobs": None
+        if logprobs is None
+        else _text_logprobs(answer, logprobs, answer.offsets(index, before.num_tokens, now.num_tokens)),
+        "finish_reason": now.finish_reason,
+    }
+
+
+def _text_logprobs(
+    answer: Answer, logprobs: Sequence[TokenLogprob | None], offsets: list[int], first_token_id: int = 0
+) -> dict[str, Any]:
+    """OpenAI's four parallel lists. The first token of a prompt, first_token_id, has no logprob."""
+    return {
+        "tokens": [answer.token(first_token_id if item is None else item.token_id) for item in logprobs],
+        "token_logprobs": [None if item is None else item.logprob for item in logprobs],
+        "top_logprobs": [
+            # the chosen token too, which may not be one of the most probable
+            None if item is None else {answer.token(i): x for i, x in (*item.top, (item.token_id, item.logprob))}
+            for item in logprobs
+        ],
+        "text_offset": offsets,
+    }
+
+
+def _message_choice(answer: Answer, index: int, progress: Progress) -> ChoiceObject:
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": progress.text},
+        "logprobs": _message_logprobs(answer, answer.logprobs(index, 0, progress.num_tokens)),
+        "finish_reason": progress.finish_reason,
+    }
+
+
+def _message_delta(answer: Answer, index: int, before: Progress, now: Progress) -> ChoiceObject:
+    role = {"role": "assistant"} if before == Progress() else {}
+    return {
+        "index": index,
+        "delta": {**role, "content": now.text[len(before.text) :]},
+        "logprobs": _message_logprobs(answer, answer.logprobs(index, before.num_tokens, now.num_tokens)),
+        "finish_reason": now.finish_reason,
+    }
+
+
+def _message_logprobs(answer: Answer, logprobs: list[TokenLogprob] | None) -> dict[str, Any] | None:
+    if logprobs is None:
+        return None
+
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        raw = answer.llm.tokenizer.token_bytes(token_id)
+        return {"token": answer.token(token_id), "logprob": logprob, "bytes": list(raw)}
+
+    return {
+        "content": [
+            entry(item.token_id, item.logprob) | {"top_logprobs": [entry(*top) for top in item.top]}
+            for item in logprobs
+        ]
+    }
+
+
+TEXT = Form("cmpl", "text_completion", "text_completion", _text_choice, _text_delta)
+CHAT = Form("chatcmpl", "chat.completion", "chat.completion.chunk", _message_choice, _message_delta)
