@@ -809,7 +809,7 @@ def test_a_classifier_reads_windows_of_the_stretched_context(rope: dict[str, Any
 def test_memory_is_planned_for_the_stretched_context(tmp_path: Path, model_type: str) -> None:
     stretched = {"max_position_embeddings": 512, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}
     plans = [
-        plan_model(tiny_checkpoint(tmp_path / f"{i}", model_type, **fields), 1)
+        plan_model(tiny_checkpoint(tmp_path / f"{i}", model_type, **fields), 512, 1)
         for i, fields in enumerate((stretched, {"max_position_embeddings": 2048}, {"max_position_embeddings": 512}))
     ]
     assert plans[0].workspace_bytes == plans[1].workspace_bytes >= plans[2].workspace_bytes
