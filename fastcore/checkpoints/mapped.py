@@ -1,5 +1,6 @@
 """A file mapped read-only, and a cursor that reads it without passing its end."""
 
+import errno
 import mmap
 import os
 import stat
@@ -8,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fastcore.errors import CheckpointError
+from fastcore.errors import CheckpointError, OutOfMemoryError
 
 __all__ = ["Cursor", "MappedFile", "read_bytes"]
 
@@ -34,7 +35,8 @@ class MappedFile:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be opened: {error.strerror or error}") from error
+            kind = OutOfMemoryError if error.errno == errno.ENOMEM else CheckpointError
+            raise kind(f"{path} cannot be opened: {error.strerror or error}") from error
         self._closed = False
         try:
             _refuse_pointer(bytes(self.buffer()[: len(_POINTER)]), path)
