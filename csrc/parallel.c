@@ -58,8 +58,20 @@ static int startable(int wanted)
     return count;
 }
 
+/* The thread sanitizer does not see how OpenMP starts and ends a team, so it is told: what was written before a team starts is seen by
+ * all of it, and what the team writes is seen by who waits for its end. */
+#if defined(__SANITIZE_THREAD__)
+void __tsan_acquire(void *), __tsan_release(void *);
+#define FC_PASS_ON(place) __tsan_release(place)
+#define FC_TAKE_OVER(place) __tsan_acquire(place)
+#else
+#define FC_PASS_ON(place) ((void)(place))
+#define FC_TAKE_OVER(place) ((void)(place))
+#endif
+
 void fc_parallel(int num_threads, void (*body)(void *, int, int), void *data)
 {
+    char start, end; /* places for the above */
     if (num_threads > 1) {
         watch_fork();
         num_threads = num_threads < FC_MAX_THREADS ? num_threads : FC_MAX_THREADS;
@@ -70,10 +82,14 @@ void fc_parallel(int num_threads, void (*body)(void *, int, int), void *data)
         return;
     }
     pool_threads = num_threads;
+    FC_PASS_ON(&start);
 #pragma omp parallel num_threads(num_threads)
     {
+        FC_TAKE_OVER(&start);
         body(data, omp_get_thread_num(), omp_get_num_threads());
+        FC_PASS_ON(&end);
     }
+    FC_TAKE_OVER(&end);
 }
 
 void fc_barrier_wait(fc_barrier *barrier, int num_threads)
