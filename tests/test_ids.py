@@ -9,6 +9,7 @@ IDS = {
     "case": "L01 L04 L05 L08 L09 L12 L13 C01 C04 C05 C09 C10 C11 C13 T01 T03 T05 T07 T10 T11 T12 "
     "N02 N03 N04 N08 N11 N13 G01 G03 G05 G06 G09 S01 S05 P01 P03 P05 I01 I02 I03 I06 I07 I09 I10 X1 X2 X3 X4 X5",
 }
+ALSO = "F1 F2 F3 F4 F5"  # faults found by reading the code
 
 
 def marked(kind: str) -> dict[str, list[str]]:
@@ -27,7 +28,7 @@ def unknown() -> list[str]:
         f"{kind}({name!r}) at {', '.join(places)}"
         for kind, ids in IDS.items()
         for name, places in marked(kind).items()
-        if name not in ids.split()
+        if name not in f"{ids} {ALSO}".split()
     ]
 
 
