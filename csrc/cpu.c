@@ -33,7 +33,30 @@ int fc_cpu_has_avx512(void)
     return fc_cpu_has_avx2() && (enabled_state() & state) == state && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) &&
            (ebx & wanted) == wanted;
 }
+
+int fc_cpu_has_avx512vnni(void)
+{
+    unsigned eax, ebx, ecx, edx;
+    return fc_cpu_has_avx512() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (ecx & bit_AVX512VNNI);
+}
 #else
+int fc_cpu_has_avx512vnni(void) { return 0; }
 int fc_cpu_has_avx2(void) { return 0; }
 int fc_cpu_has_avx512(void) { return 0; }
+#endif
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+int fc_cpu_has_neondot(void) { return (getauxval(AT_HWCAP) >> 20) & 1; } /* HWCAP_ASIMDDP */
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <stddef.h>
+#include <sys/sysctl.h>
+int fc_cpu_has_neondot(void)
+{
+    int has = 0;
+    size_t size = sizeof has;
+    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &size, NULL, 0) == 0 && has;
+}
+#else
+int fc_cpu_has_neondot(void) { return 0; }
 #endif

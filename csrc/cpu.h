@@ -2,7 +2,9 @@
 #ifndef FC_CPU_H
 #define FC_CPU_H
 
-int fc_cpu_has_avx2(void);   /* AVX2, FMA and F16C */
-int fc_cpu_has_avx512(void); /* those, and AVX-512 F, BW and VL */
+int fc_cpu_has_avx2(void);       /* AVX2, FMA and F16C */
+int fc_cpu_has_avx512(void);     /* those, and AVX-512 F, BW and VL */
+int fc_cpu_has_avx512vnni(void); /* those, and VNNI */
+int fc_cpu_has_neondot(void);    /* dot products of bytes */
 
 #endif

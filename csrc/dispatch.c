@@ -16,8 +16,10 @@ static const struct {
 #if defined(__x86_64__) || defined(_M_X64)
     {"avx2", fc_cpu_has_avx2, &fc_kernels_avx2},
     {"avx512", fc_cpu_has_avx512, &fc_kernels_avx512},
+    {"avx512vnni", fc_cpu_has_avx512vnni, &fc_kernels_avx512vnni},
 #elif defined(__aarch64__)
     {"neon", always, &fc_kernels_neon},
+    {"neondot", fc_cpu_has_neondot, &fc_kernels_neondot},
 #endif
 };
 

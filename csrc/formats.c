@@ -1,6 +1,7 @@
 /* The table of formats, and weights into panels: data movement and rounding only. */
 #include "formats.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "fastcore.h"
@@ -90,6 +91,134 @@ static void unpack_f16(const void *blocks, int lane, float *values, int n)
 {
     for (int i = 0; i < n; i++) {
         values[i] = fc_half_to_float(((const uint16_t *)blocks)[i * FC_LANES + lane]);
+    }
+}
+
+/* ---- groups of 32 */
+
+enum { INT8_SCALES = 512, INT4_SCALES = 256, INT4_MINIMA = 288 };
+
+static uint16_t *halves_of(void *block, int at) { return (uint16_t *)((uint8_t *)block + at); }
+static float half_of(const void *block, int at, int lane)
+{
+    return fc_half_to_float(((const uint16_t *)((const uint8_t *)block + at))[lane]);
+}
+
+/* The range of a group that is filled up with zeros; both are NaN where a value is not finite. */
+static void range_of(const float *values, int n, float *least, float *most)
+{
+    float zero = 0.0f;
+    *least = *most = values[0];
+    for (int i = 0; i < n; i++) {
+        zero += values[i] * 0.0f;
+        *least = values[i] < *least ? values[i] : *least;
+        *most = values[i] > *most ? values[i] : *most;
+    }
+    *least += zero;
+    *most += zero;
+}
+
+static int nearest(float x, int low, int high) { return x > (float)low ? x < (float)high ? (int)rintf(x) : high : low; }
+
+static void pack_int8(void *blocks, int lane, const float *values, int n)
+{
+    uint8_t *block = (uint8_t *)blocks;
+    for (; n > 0; n -= FC_GROUP, values += FC_GROUP, block += INT8_SCALES + 32) {
+        int count = n < FC_GROUP ? n : FC_GROUP;
+        float least, most;
+        range_of(values, count, &least, &most);
+        float size = most > -least ? most : -least;
+        uint16_t scale = fc_float_to_half(size < 127.0f * 65504.0f ? size / 127.0f : size == size ? 65504.0f : size);
+        if (fc_half_to_float(scale) * 127.5f < size) { /* what rounds down among subnormal halves would cut the largest
+                   off */
+            scale += scale < 0x7bff;
+        }
+        float step = fc_half_to_float(scale), inverse = step > 0.0f ? 1.0f / step : 0.0f;
+        for (int i = 0; i < count; i++) {
+            int q = nearest(values[i] * inverse, -127, 127);
+            ((int8_t *)block)[i / 4 * 64 + lane * 4 + i % 4] = (int8_t)q;
+        }
+        halves_of(block, INT8_SCALES)[lane] = scale;
+    }
+}
+
+static void unpack_int8(const void *blocks, int lane, float *values, int n)
+{
+    const uint8_t *block = (const uint8_t *)blocks;
+    for (; n > 0; n -= FC_GROUP, values += FC_GROUP, block += INT8_SCALES + 32) {
+        float scale = half_of(block, INT8_SCALES, lane);
+        for (int i = 0; i < (n < FC_GROUP ? n : FC_GROUP); i++) {
+            values[i] = scale * (float)((const int8_t *)block)[i / 4 * 64 + lane * 4 + i % 4];
+        }
+    }
+}
+
+/* q for this scale and minimum; returns the sum of squared errors. */
+static float quantize_int4(const float *values, int n, float scale, float least, uint8_t *q)
+{
+    float error = 0.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    for (int i = 0; i < n; i++) {
+        q[i] = (uint8_t)nearest((values[i] - least) * inverse, 0, 15);
+        float off = (float)q[i] * scale + least - values[i];
+        error += off * off;
+    }
+    return error;
+}
+
+static void pack_int4(void *blocks, int lane, const float *values, int n)
+{
+    uint8_t *block = (uint8_t *)blocks;
+    for (; n > 0; n -= FC_GROUP, values += FC_GROUP, block += INT4_MINIMA + 32) {
+        int count = n < FC_GROUP ? n : FC_GROUP;
+        float least, most, best = INFINITY;
+        range_of(values, count, &least, &most);
+        uint8_t q[FC_GROUP] = {0}, tried[FC_GROUP];
+        float scale = (most - least) / 15.0f, minimum = least;
+        uint16_t best_scale = fc_float_to_half(scale), best_minimum = fc_float_to_half(minimum);
+        /* From the whole range on: the line through the values that the last q fit best, as long as it gets better. */
+        for (int i = 0; i < 8; i++) {
+            uint16_t halves[2] = {fc_float_to_half(scale), fc_float_to_half(minimum)};
+            float error = quantize_int4(values, count, fc_half_to_float(halves[0]), fc_half_to_float(halves[1]), tried);
+            if (!(error < best)) {
+                break;
+            }
+            best = error;
+            memcpy(q, tried, sizeof q);
+            best_scale = halves[0];
+            best_minimum = halves[1];
+            float sum_q = 0.0f, sum_qq = 0.0f, sum_v = 0.0f, sum_qv = 0.0f;
+            for (int j = 0; j < count; j++) {
+                float qj = (float)q[j];
+                sum_q += qj;
+                sum_qq += qj * qj;
+                sum_v += values[j];
+                sum_qv += qj * values[j];
+            }
+            float spread = (float)count * sum_qq - sum_q * sum_q;
+            if (!(spread > 0.0f)) {
+                break;
+            }
+            scale = ((float)count * sum_qv - sum_q * sum_v) / spread;
+            minimum = (sum_v - scale * sum_q) / (float)count;
+        }
+        for (int i = 0; i < count; i++) {
+            uint8_t *at = block + i % 16 / 4 * 64 + lane * 4 + i % 4;
+            *at = i < 16 ? (uint8_t)((*at & 0xf0) | q[i]) : (uint8_t)((*at & 0x0f) | q[i] << 4);
+        }
+        halves_of(block, INT4_SCALES)[lane] = best_scale;
+        halves_of(block, INT4_MINIMA)[lane] = best_minimum;
+    }
+}
+
+static void unpack_int4(const void *blocks, int lane, float *values, int n)
+{
+    const uint8_t *block = (const uint8_t *)blocks;
+    for (; n > 0; n -= FC_GROUP, values += FC_GROUP, block += INT4_MINIMA + 32) {
+        float scale = half_of(block, INT4_SCALES, lane), minimum = half_of(block, INT4_MINIMA, lane);
+        for (int i = 0; i < (n < FC_GROUP ? n : FC_GROUP); i++) {
+            uint8_t both = block[i % 16 / 4 * 64 + lane * 4 + i % 4];
+            values[i] = fmaf((float)(i < 16 ? both & 15 : both >> 4), scale, minimum);
+        }
     }
 }
 

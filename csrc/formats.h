@@ -8,7 +8,23 @@
 /* What a linear map multiplies its weights with. */
 typedef enum {
     FC_SOURCE_F32, /* rows of f32 as they are */
+    FC_SOURCE_Q8,  /* rows quantised by fc_kernels.quantize_rows: an fc_q8_group for every 32 of k */
 } fc_source;
+
+/* 32 values x[i] = scale * q[i], q in [-127, 127]. */
+enum { FC_GROUP = 32 };
+typedef struct {
+    int8_t q[FC_GROUP];
+    int16_t wide[FC_GROUP]; /* the same; of four, the first and third, then the second and fourth */
+    float scale, scaled_sum;
+    int32_t sum; /* of q; scaled_sum is scale times it */
+} fc_q8_group;
+
+/* Floats of a source row of k values. */
+static inline ptrdiff_t fc_source_floats(fc_source source, int k)
+{
+    return source == FC_SOURCE_Q8 ? (k + FC_GROUP - 1) / FC_GROUP * (ptrdiff_t)(sizeof(fc_q8_group) / sizeof(float)) : k;
+}
 
 /* X(A, CODE, name, stored_as, element_bytes, load, pack_panel, block_k, block_bytes, source), A is passed on.
  *   stored_as, element_bytes, load     an element of a tensor: its name in NumPy, its size, how many of them become f32; NULL, 0 and
@@ -17,10 +33,15 @@ typedef enum {
  *   block_k, block_bytes   inputs that lie together (the last block is filled up with zeros), and the bytes of them, of 16 rows
  *   source                 what its kernel gemm_<name> (linear_tpl.h) multiplies with
  * and pack_<name>, unpack_<name> (formats.c): f32 to one lane of blocks, and back. */
-#define FC_FORMATS(X, A)                                                          \
-    X(A, F32, f32, "float32", 4, load_f32, transpose_panel, 1, 64, FC_SOURCE_F32) \
-    X(A, BF16, bf16, "uint16", 2, load_bf16, zip_by_eights, 1, 32, FC_SOURCE_F32) \
-    X(A, F16, f16, "float16", 2, load_f16, zip_neighbours, 1, 32, FC_SOURCE_F32)
+#define FC_FORMATS(X, A)                                                                                                              \
+    X(A, F32, f32, "float32", 4, load_f32, transpose_panel, 1, 64, FC_SOURCE_F32)                                                     \
+    X(A, BF16, bf16, "uint16", 2, load_bf16, zip_by_eights, 1, 32, FC_SOURCE_F32)                                                     \
+    X(A, F16, f16, "float16", 2, load_f16, zip_neighbours, 1, 32, FC_SOURCE_F32)                                                      \
+    /* groups of 32: w = scale * q, q in [-127, 127] as [8 quads of k][16][4], then 16 f16 scales */                                  \
+    X(A, INT8, int8, NULL, 0, NULL, NULL, 32, 544, FC_SOURCE_Q8)                                                                      \
+    /* groups of 32: w = scale * q + minimum, q in [0, 15] as [4 quads of k][16][4], in the high nibbles the next 16 k; then 16 f16 \
+     * scales and 16 f16 minima */ \
+    X(A, INT4, int4, NULL, 0, NULL, NULL, 32, 320, FC_SOURCE_Q8)
 
 #define FC_FORMAT_CODE(A, CODE, ...) FC_##CODE,
 typedef enum { FC_FORMATS(FC_FORMAT_CODE, ) FC_NUM_DTYPES } fc_dtype;

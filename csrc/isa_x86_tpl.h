@@ -1,4 +1,5 @@
-/* The frame of an isa_<isa>.c of x86: FC_TARGET names the features that its functions may use, FC_SIMD its primitives. */
+/* The frame of an isa_<isa>.c of x86: FC_TARGET names the features that its functions may use, FC_SIMD its primitives,
+ * FC_BODY what is built over them. */
 #if defined(__x86_64__) || defined(_M_X64)
 #define FC_PRAGMA_(text) _Pragma(#text)
 #define FC_PRAGMA(text) FC_PRAGMA_(text)
@@ -11,7 +12,7 @@ FC_PRAGMA(GCC target(FC_TARGET))
 
 #include FC_SIMD
 
-#include "isa_tpl.h"
+#include FC_BODY
 
 #if defined(__clang__)
 FC_PRAGMA(clang attribute pop)

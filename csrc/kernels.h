@@ -46,6 +46,8 @@ typedef struct {
 #define FC_GEMM_OF(K, CODE, name, ...) K(void, gemm_##name, FC_GEMM_ARGS)
 #define FC_KERNEL_LIST(K)                                                                                                       \
     FC_FORMATS(FC_GEMM_OF, K)                                                                                                   \
+    /* out[row] = the fc_q8_groups of k values, the last group filled up with zeros; rows of out are ld_out floats apart */     \
+    K(void, quantize_rows, (const float *x, ptrdiff_t ld_x, int rows, int k, float *out, ptrdiff_t ld_out))                     \
     /* dst = or += (acc + bias) * column_scale * scale on n columns of each row; bias, column_scale may be NULL */              \
     K(void, store_rows,                                                                                                         \
       (const float *acc, ptrdiff_t ld_acc, int rows, int n, const float *bias, const float *column_scale, float scale,          \
@@ -99,9 +101,9 @@ static inline size_t fc_attention_scratch_floats(int head_dim)
 
 extern const fc_kernels fc_kernels_scalar;
 #if defined(__x86_64__) || defined(_M_X64)
-extern const fc_kernels fc_kernels_avx2, fc_kernels_avx512;
+extern const fc_kernels fc_kernels_avx2, fc_kernels_avx512, fc_kernels_avx512vnni;
 #elif defined(__aarch64__)
-extern const fc_kernels fc_kernels_neon;
+extern const fc_kernels fc_kernels_neon, fc_kernels_neondot;
 #endif
 
 /* The table in use. Each read may see another: a step reads it once. */

@@ -9,13 +9,6 @@
 
 enum { FC_STREAMS = 4, FC_TILE_ROWS = 6, FC_TILE_PANELS = 4 };
 
-#define FC_INLINE static inline __attribute__((always_inline))
-#if defined(__clang__)
-#define FC_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define FC_UNROLL _Pragma("GCC unroll 8")
-#endif
-
 /* The formats that this file multiplies: f32 sources with the sixteen weights of a k loaded by p16_load_<name>. */
 #define FC_FLOAT_FORMATS(X) X(F32, f32) X(BF16, bf16) X(F16, f16)
 

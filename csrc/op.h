@@ -47,13 +47,21 @@ FC_OP_LIST(FC_DRIVER)
 
 /* ---- parts of the workspace (program.c) */
 
-size_t fc_widest(const fc_program *program);
-float *fc_shared_rows(const team_member *m); /* [row_capacity][widest buffer], for prepared source rows */
+/* Floats of the widest source row: of a buffer, or quantised, which is shorter but for its last group. */
+size_t fc_source_width(const fc_program *program);
+float *fc_shared_rows(const team_member *m); /* [row_capacity][widest source row], for prepared ones */
 float *fc_partials(const team_member *m);    /* of attention over split contexts */
 best_id *fc_bests(const team_member *m);     /* [num_out][num_threads] */
 
 /* Buffer b, [rows][*ld]. */
 float *fc_buffer_rows(const team_member *m, int b, ptrdiff_t *ld);
+
+/* Floats from one prepared source row of a linear map to the next. */
+static inline ptrdiff_t fc_source_row_floats(const fc_op *op)
+{
+    fc_source source = fc_format_of(op->dtype)->source;
+    return source == FC_SOURCE_F32 ? fc_row_floats(op->k) : fc_source_floats(source, op->k);
+}
 
 /* ---- shares */
 

@@ -14,7 +14,7 @@ void fc_run_embed(const team_member *m, const fc_op *op)
     }
 }
 
-/* Row r of the destination's source: normalised and scaled, as the op says; [op->k]. */
+/* Row r of the destination's source: gathered, normalised and scaled, as the op says; [op->k]. */
 static void prepare_row(const team_member *m, const fc_op *op, int r, const float *src, ptrdiff_t ld_src, float *out)
 {
     const float *x = src + fc_source_row(m, op, r) * ld_src;
@@ -25,6 +25,11 @@ static void prepare_row(const team_member *m, const fc_op *op, int r, const floa
     for (int i = 0; i < op->k; i++) {
         out[i] = op->src_scale * x[i];
     }
+}
+
+static int changes_rows(const team_member *m, const fc_op *op)
+{
+    return op->norm || op->src_scale != 1.0f || fc_gathers(m, op);
 }
 
 void fc_run_norm(const team_member *m, const fc_op *op)
@@ -47,23 +52,35 @@ void fc_run_linear(const team_member *m, const fc_op *op)
     if (rows == 0) {
         return;
     }
-    if (op->norm || op->src_scale != 1.0f || fc_gathers(m, op)) {
+    fc_source source = fc_format_of(op->dtype)->source;
+    if (source != FC_SOURCE_F32 || changes_rows(m, op)) {
         int alone = rows <= NORM_ROWS;
         float *prepared = alone ? scratch : fc_shared_rows(m);
-        ptrdiff_t ld = fc_row_floats(op->k);
+        ptrdiff_t ld = fc_source_row_floats(op);
         range mine = alone ? (range){0, rows} : fc_share(m, rows);
         if (!alone && !op->barrier) { /* another thread may still read what an earlier op left there */
             fc_meet(m);
         }
+        size_t width = fc_source_width(m->run->program);
+        float *row = scratch + NORM_ROWS * width; /* what is prepared before it is quantised */
+        scratch = row + width;
         for (int r = mine.begin; r < mine.end; r++) {
-            prepare_row(m, op, r, src, ld_src, prepared + r * ld);
+            if (source == FC_SOURCE_F32) {
+                prepare_row(m, op, r, src, ld_src, prepared + r * ld);
+                continue;
+            }
+            const float *x = src + r * ld_src;
+            if (changes_rows(m, op)) {
+                prepare_row(m, op, r, src, ld_src, row);
+                x = row;
+            }
+            m->run->kernels->quantize_rows(x, 0, 1, op->k, prepared + r * ld, 0);
         }
         if (!alone) {
             fc_meet(m);
         }
         src = prepared;
         ld_src = ld;
-        scratch += NORM_ROWS * fc_widest(m->run->program);
     }
 
     fc_gemm *gemm = m->run->kernels->gemm[op->dtype];

@@ -7,13 +7,13 @@ _Static_assert(sizeof(atomic_int) == sizeof(float), "one counter fits where one 
 /* ---- memory: the buffers, shared source rows, attention partials, items handed out of each op, each thread's best ids, a
  * scratch a thread */
 
-size_t fc_widest(const fc_program *program)
+size_t fc_source_width(const fc_program *program)
 {
     size_t width = FC_LANES;
     for (int b = 0; b < program->num_buffers; b++) {
         width = (size_t)program->buffers[b].ld > width ? (size_t)program->buffers[b].ld : width;
     }
-    return width;
+    return width + FC_GROUP;
 }
 
 size_t fc_buffer_offset(const fc_program *program, int b, int row_capacity)
@@ -43,7 +43,7 @@ static size_t best_floats(int row_capacity, int num_threads)
 
 static size_t scratch_floats(const fc_program *program, int row_capacity)
 {
-    size_t rows = NORM_ROWS * fc_widest(program);
+    size_t rows = (NORM_ROWS + 1) * fc_source_width(program);
     size_t few = (size_t)TILE_ROWS * PANELS_FEW * FC_LANES, many = (size_t)row_capacity * PANELS_MANY * FC_LANES;
     size_t floats = rows + (few > many ? few : many);
     for (int i = 0; i < program->num_ops; i++) {
@@ -56,7 +56,7 @@ static size_t scratch_floats(const fc_program *program, int row_capacity)
 
 size_t fc_workspace_floats(const fc_program *program, int row_capacity, int segment_capacity, int num_threads)
 {
-    return fc_buffer_offset(program, program->num_buffers, row_capacity) + fc_widest(program) * (size_t)row_capacity +
+    return fc_buffer_offset(program, program->num_buffers, row_capacity) + fc_source_width(program) * (size_t)row_capacity +
            partial_floats(program, segment_capacity) + (size_t)program->num_ops + best_floats(row_capacity, num_threads) + 64 +
            scratch_floats(program, row_capacity) * (size_t)num_threads;
 }
@@ -69,7 +69,7 @@ float *fc_shared_rows(const team_member *m)
 
 float *fc_partials(const team_member *m)
 {
-    return fc_shared_rows(m) + fc_widest(m->run->program) * (size_t)m->step->row_capacity;
+    return fc_shared_rows(m) + fc_source_width(m->run->program) * (size_t)m->step->row_capacity;
 }
 
 static atomic_int *items_handed_out(const team_member *m)

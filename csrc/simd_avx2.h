@@ -4,6 +4,9 @@
 
 #include <immintrin.h>
 #include <stdint.h>
+#include <string.h>
+
+#include "formats.h"
 
 #define FC_ISA avx2
 /* Panels that a tile of two and three, and of four to six rows takes at once: what the registers hold. */
@@ -77,5 +80,7 @@ static inline void p16_store_f16(void *p, p16 a)
     _mm_storeu_si128(h, _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
     _mm_storeu_si128(h + 1, _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
 }
+
+#include "dots_avx2.h"
 
 #endif

@@ -4,6 +4,9 @@
 
 #include <immintrin.h>
 #include <stdint.h>
+#include <string.h>
+
+#include "formats.h"
 
 #define FC_ISA avx512
 /* An accumulator is one chain of one register here: more panels at once keep both multipliers busy. */
@@ -48,5 +51,9 @@ static inline void p16_store_f16(void *p, p16 a)
 {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
+
+#ifndef FC_OTHER_DOTS
+#include "dots_avx512.h"
+#endif
 
 #endif

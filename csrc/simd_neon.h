@@ -4,6 +4,9 @@
 
 #include <arm_neon.h>
 #include <stdint.h>
+#include <string.h>
+
+#include "formats.h"
 
 #define FC_ISA neon
 #define FC_PANELS_2 2
@@ -92,5 +95,9 @@ static inline void p16_store_f16(void *p, p16 x)
     vst1q_f16((float16_t *)p, vcombine_f16(vcvt_f16_f32(x.a), vcvt_f16_f32(x.b)));
     vst1q_f16((float16_t *)p + 8, vcombine_f16(vcvt_f16_f32(x.c), vcvt_f16_f32(x.d)));
 }
+
+#ifndef FC_OTHER_DOTS
+#include "dots_neon.h"
+#endif
 
 #endif

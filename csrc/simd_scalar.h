@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "formats.h"
 #include "half.h"
 
 #define FC_ISA scalar
@@ -77,4 +78,7 @@ static inline void p16_store_f16(void *p, p16 a)
 }
 
 #undef FC_EACH
+
+#include "dots_scalar.h"
+
 #endif

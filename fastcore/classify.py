@@ -72,7 +72,7 @@ class TokenClassifier(ModelHolder):
     """A token classifier on this machine's CPU, such as the PII model.
 
     model: a folder, a hub id or a named model, or a checkpoint that is open already.
-    dtype: auto (weights as stored) | f32 | bf16 | f16; the heads are always f32.
+    dtype: auto (weights as stored) | f32 | bf16 | f16 | int8 | int4; the heads are always f32.
     num_threads: None is the physical cores that affinity and container quota leave.
     max_seq_len: tokens that are read at once, the window; None is the model's own.
     long_text: what happens to a text that is longer. "windows": it is read in overlapping windows, and an entity that

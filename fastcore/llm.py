@@ -43,7 +43,7 @@ Message = Mapping[str, Any]
 class LLMOptions(TypedDict, total=False):
     """How to load and run a language model.
 
-    dtype: auto (weights as stored; bf16 where they are quantised), the default | f32 | bf16 | f16.
+    dtype: auto (weights as stored; bf16 where they are quantised), the default | f32 | bf16 | f16 | int8 | int4.
     num_threads: None, the default, is the physical cores that affinity and container quota leave.
     max_seq_len: longest prompt and output together; None, the default, is the model's own.
     kv_cache_bytes: cap of the KV cache, which grows only as it is used; None, the default, is 4 GiB, or a quarter of

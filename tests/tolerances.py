@@ -2,6 +2,10 @@
 
 # Whole models, against the oracle in float64 or a golden
 LOGITS_RELATIVE_TO_STD = 2e-4  # max |difference| over the std of all logits: f32 rounding through the layers
+QUANTISED_LOGITS = {
+    "int8": 0.1,
+    "int4": 1.0,
+}  # max |difference| over the std: what 8 and 4 bits do to a tiny random model
 SENSITIVITY = 1e-4  # absolute, on the sensitivity logit, which is of the order of 1
 GREEDY_MIN_GAP = 1e-3  # greedy tokens must agree where the two best logits differ by more than this
 GREEDY_MIN_GAP_CANCELLED = 2e-2  # the same, after terms of 1e5 that cancelled and left their f32 rounding behind
@@ -9,6 +13,7 @@ LOGPROB = 2e-4  # absolute, on one log-probability: the logits' tolerance at a s
 
 # Single ops in f32, against the oracle in float64
 LINEAR = 2e-6  # times sum |w| |x| of the output: one f32 chain of a few hundred fused multiply-adds
+TINY = 1e-36  # absolute: groups of nothing larger are quantised to zeros
 CONV = 1e-6  # times sum |w| |x| + |bias|: a chain of at most a few taps
 NORM = 2e-6  # relative: a sum of squares, a square root, two multiplications
 ROPE = 1e-6  # times the length of the rotated pair: two products of tables rounded to f32

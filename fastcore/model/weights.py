@@ -19,6 +19,8 @@ __all__ = ["DTYPES", "LinearMap", "Weights"]
 
 _STORED = {name.upper(): name for name in _kernels.STORED_AS}  # a tensor's dtype -> ours
 DTYPES = ("auto", *_kernels.DTYPES)
+# Maps that few bits harm more than they save, by the last part of their names -> what they are packed as instead.
+_KEPT = {"int4": {"embed_tokens": "int8", "lm_head": "int8"}}
 SHARED_BYTES = 4 << 20  # threads share larger tensors; over smaller ones they wait longer than they work
 
 
@@ -27,13 +29,15 @@ class LinearMap:
     """A linear map [out_features, in_features] as the checkpoint has it: one tensor, or several, not yet packed.
 
     Stacked tensors follow each other; of interleaved ones, 16 rows of each come in turns, the last of them filled up
-    with rows of zeros. bias: [out_features]. dtype: to pack it as, whatever the model is loaded as.
+    with rows of zeros. bias: [out_features]. dtype: to pack it as, whatever the model is loaded as. name: the last part
+    of the tensor's, by which a format may keep it in another.
     """
 
     tensors: tuple[Tensor, ...]
     bias: NDArray[np.float32] | None = None
     dtype: str | None = None
     in_turns: bool = False
+    name: str = ""
 
     @classmethod
     def stacked(cls, maps: Sequence["LinearMap"]) -> "LinearMap":
@@ -65,7 +69,7 @@ class LinearMap:
     def packed_dtype(self, dtype: str) -> str:
         """What it is packed as in a model loaded as `dtype`: "auto" is the tensors' own, f32 where they differ."""
         if self.dtype is not None or dtype != "auto":
-            return self.dtype or dtype
+            return self.dtype or _KEPT.get(dtype, {}).get(self.name, dtype)
         stored = {tensor.auto_dtype for tensor in self.tensors}
         return str(stored.pop()) if len(stored) == 1 else "f32"
 
@@ -141,7 +145,8 @@ class Weights:
     ) -> LinearMap:
         """The map `name`.weight [out_features, in_features], with `name`.bias [out_features] if bias."""
         tensor = self._take(f"{name}.weight", (out_features, in_features))
-        return LinearMap((tensor,), self.vector(f"{name}.bias", out_features) if bias else None, dtype)
+        biases = self.vector(f"{name}.bias", out_features) if bias else None
+        return LinearMap((tensor,), biases, dtype, name=name.rpartition(".")[2])
 
     def head(self, name: str, embedding: LinearMap, *, tied: bool) -> LinearMap:
         """The map `name`.weight to logits; if it is tied, the embedding, unless a head with other values is stored.

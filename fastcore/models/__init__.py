@@ -51,7 +51,8 @@ class Model:
 def load_model(source: ModelPath | Checkpoint, dtype: str = "auto", num_threads: int = 1) -> Model:
     """Load a checkpoint, by its path or opened already: every tensor is taken, checked and packed.
 
-    dtype: auto (as stored) | f32 | bf16 | f16, of the linear maps. Raises CheckpointError and UnsupportedModelError.
+    dtype: auto (as stored) | f32 | bf16 | f16 | int8 | int4, of the linear maps.
+    Raises CheckpointError and UnsupportedModelError.
     """
     with opened(source) as checkpoint:
         return record_model(checkpoint.config(), Weights(checkpoint, dtype, num_threads))
