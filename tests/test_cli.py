@@ -511,3 +511,26 @@ sys.exit(main(["generate", "--model", sys.argv[1], "--threads", "1", "--max-toke
     assert child.returncode == 1
     assert child.stderr.startswith("fastcore: the system does not give ")
     assert child.stderr.count("\n") == 1
+
+
+@pytest.mark.fault("C9")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("info > /dev/full", "No space left on device"),
+        ("info >&-", "standard output is closed"),
+        ("serve {folder} --port 99999", "--port is 99999"),
+        ("export {falcon} /no/such/folder/m.fh1w", "/no/such/folder"),
+    ],
+)
+def test_a_closed_or_full_output_is_one_line(
+    folder: Path, tiny_folder: Callable[..., Path], tmp_path: Path, words: str, message: str
+) -> None:
+    line = words.format(folder=folder, falcon=tiny_folder("falcon_h1"))
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m fastcore {line}"], stderr=subprocess.PIPE, **process_options(tmp_path)
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("fastcore: ")
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr

@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if sys.stdout is None:
             raise OSError("standard output is closed")
+        if sys.stdin is None:
+            sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  a closed input has nothing more to say
         code = _run(arguments)
         sys.stdout.flush()
         return code
