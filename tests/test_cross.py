@@ -175,6 +175,7 @@ def test_the_sanitizers_find_nothing(expected: dict[str, str], tmp_path: Path) -
 # ---------------------------------------------------------------- the baseline of x86
 
 
+@pytest.mark.case("P03")
 @pytest.mark.skipif(not IS_X86, reason="about x86")
 def test_wide_registers_are_used_behind_the_dispatch_only() -> None:
     """In the built extension, isa_avx2.c and the files of AVX-512 alone use ymm, and the latter alone zmm."""
@@ -207,6 +208,7 @@ def test_wide_registers_are_used_behind_the_dispatch_only() -> None:
     assert found["ymm"] <= {"isa_avx2.c", *wide}
 
 
+@pytest.mark.case("P03")
 @pytest.mark.skipif(not IS_X86, reason="about x86")
 def test_a_processor_without_avx_imports_and_computes_the_same_bits(data_folder: Path, tmp_path: Path) -> None:
     needed("qemu-x86_64")

@@ -156,3 +156,20 @@ def _serve(line: str, folder: Path, environment: dict[str, str]) -> None:
         server.send_signal(signal.SIGTERM)
         server.communicate(timeout=60)
     assert server.returncode in (0, -signal.SIGTERM), said
+
+
+@pytest.mark.fault("H6")
+def test_the_first_command_of_the_readme_asks_through_the_template(folder: Path, models: dict[str, Path]) -> None:
+    """It is `generate --chat`, its model is described next to it, and stdout is the answer alone."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    first = FENCE.findall(readme)[0][1].splitlines()[0]
+    options = shlex.split(first.partition("fastcore generate ")[2])
+    assert options[0] == "--chat"
+    assert "SmolLM2-135M-Instruct" in readme[: readme.index("```python")]
+    options += ["--model", str(models["qwen2"]), "--temperature", "0", "--max-tokens", "8"]
+    done = subprocess.run([str(folder / "bin" / "fastcore"), "generate", *options], capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    question = [{"role": "user", "content": options[1]}]
+    answer = fastcore.LLM(models["qwen2"]).chat(question, temperature=0, max_tokens=8).text
+    assert done.stdout.decode().strip() == answer.strip()
+    assert b"tok/s" in done.stderr

@@ -296,6 +296,7 @@ def test_the_inner_width_falls_back_to_expand(tiny_folder: Callable[..., Path]) 
     assert_logits_close(logits_of(model, token_ids), falcon_h1.logits(folder, token_ids))
 
 
+@pytest.mark.case("N08")
 def test_bounds_of_initialisation_do_not_clamp_steps(tiny_folder: Callable[..., Path]) -> None:
     token_ids = make_prompt(9)
     expected = logits_of(load_model(tiny_folder("falcon_h1")), token_ids)
@@ -305,6 +306,7 @@ def test_bounds_of_initialisation_do_not_clamp_steps(tiny_folder: Callable[..., 
     assert not np.array_equal(logits_of(load_model(clamped), token_ids), expected)
 
 
+@pytest.mark.case("N11")
 def test_decay_rates_are_computed_beyond_the_precision_of_the_checkpoint(
     tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,6 +343,7 @@ def ssm_states(model: Model, state: SequenceState) -> list[np.ndarray]:
     return list(tiled.reshape(-1, heads, tiles * 16, mamba.mamba_d_state)[:, :, : mamba.mamba_d_head])
 
 
+@pytest.mark.case("N11")
 def test_state_of_512_decode_steps_does_not_drift(
     tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

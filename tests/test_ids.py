@@ -40,5 +40,9 @@ def test_no_marker_has_a_mistyped_id() -> None:
     assert not unknown()
 
 
+def test_every_id_has_a_test() -> None:
+    assert not missing()
+
+
 if __name__ == "__main__":
     print(*missing(), sep="\n")

@@ -136,6 +136,7 @@ def test_time_steps(isa: str, awkward_size: int, limit: tuple[float, float]) -> 
     assert (np.abs(decay - np.exp(exponent)) <= bound + 2 * np.finfo(np.float32).tiny).all()
 
 
+@pytest.mark.case("N08")
 def test_only_the_limit_clamps_a_step_and_after_softplus() -> None:
     recorder = OpList()
     src, free, clamped = recorder.buffer(3), recorder.buffer(6), recorder.buffer(6)

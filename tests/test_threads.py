@@ -31,6 +31,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
+@pytest.mark.case("P01")
 @pytest.mark.parametrize(
     ("cpu_max", "expected"),
     [
@@ -49,6 +50,7 @@ def test_quota_is_rounded_down(cpu_max: str, expected: int, tmp_path: Path) -> N
     assert default_num_threads(root) == expected
 
 
+@pytest.mark.case("P01")
 @pytest.mark.parametrize(
     ("own", "parent", "expected"), [("max", "300000", 3), ("600000", "300000", 3), ("200000", "300000", 2)]
 )
@@ -64,6 +66,7 @@ def test_the_tightest_quota_on_the_way_up_counts(own: str, parent: str, expected
     assert default_num_threads(root) == expected
 
 
+@pytest.mark.case("P01")
 @pytest.mark.parametrize(("quota", "expected"), [("-1", CPUS), ("0", CPUS), ("400000", 4), ("350000", 3)])
 @pytest.mark.parametrize("folder", ["cpu", "cpu,cpuacct"])
 def test_quota_of_cgroups_version_1(quota: str, expected: int, folder: str, tmp_path: Path) -> None:
@@ -92,6 +95,7 @@ def test_two_hardware_threads_of_a_core_count_once(tmp_path: Path) -> None:
     assert limits.reason == "8 physical cores among the 16 CPUs that the process may use"
 
 
+@pytest.mark.case("P01")
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
@@ -135,6 +139,7 @@ def test_an_explicit_number_is_taken_as_it_is() -> None:
             resolve_num_threads(wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.case("P01")
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity masks")
 def test_an_affinity_mask_of_one_cpu_gives_one_thread() -> None:
     code = (
