@@ -340,6 +340,7 @@ cdef class PackedLinear:
         return out
 
 
+@cython.no_gc  # in no cycle itself; and a sweep must not empty its lists before the last holder counts blocks down
 cdef class KVBlocks:
     """Memory of the KV cache: num_blocks blocks of BLOCK_TOKENS positions, each for all layers (layout: csrc/fastcore.h)."""
 
@@ -388,7 +389,7 @@ cdef class KVBlocks:
         )
 
 
-@cython.no_gc_clear
+@cython.no_gc  # as its cache
 cdef class HeldBlocks:
     """Blocks that one sequence holds of a cache, in order. When it dies they go back, unless others hold them, too.
 

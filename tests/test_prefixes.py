@@ -1,5 +1,7 @@
 """The prefix cache: same bits with and without a hit, blocks that several hold, and room when it is needed."""
 
+import gc
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -127,6 +129,31 @@ def test_a_block_goes_back_with_its_last_holder() -> None:
     assert kv.num_owners(0) == 1
     del two
     assert kv.num_free == 4
+
+
+@pytest.mark.parametrize("kv_lives", [True, False])
+def test_a_sweep_of_the_collector_gives_blocks_back(kv_lives: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the order in which it takes a cycle apart, and whether the cache dies in it, too."""
+    failures: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", failures.append)
+    kept = []
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        kv = KVBlocks(1, 1, 16, "f32", 8)
+        parts: list[list[object]] = [[], [], []]
+        held = [HeldBlocks(kv) for _ in range(2)]
+        for i, each in enumerate([*held, *([] if kv_lives else [kv])]):
+            if i < 2:
+                held[i].take(2)
+            parts[rng.integers(3)].append(each)
+        for i, part in enumerate(parts):
+            part.append(parts[(i + 1) % 3])
+        if kv_lives:
+            kept.append(kv)
+        del kv, held, parts, part, each
+        gc.collect()
+    assert not failures
+    assert all(kv.num_free == 8 for kv in kept)
 
 
 def test_the_longest_unused_goes_first_and_of_one_text_the_last_block() -> None:
