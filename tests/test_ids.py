@@ -1,6 +1,7 @@
 """Every fault once found, and every case that comparable engines met, has a test that carries its id as a marker."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 IDS = {
@@ -12,6 +13,7 @@ IDS = {
 ALSO = "F1 F2 F3 F4 F5"  # faults found by reading the code
 
 
+@cache
 def marked(kind: str) -> dict[str, list[str]]:
     """The ids of `pytest.mark.<kind>(...)` in the tests, and the places of each as file:line."""
     found: dict[str, list[str]] = {}
