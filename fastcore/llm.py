@@ -298,6 +298,9 @@ class LLM(ModelHolder):
         list, computed as one batch. Raises ContextLengthError where both do not fit the context.
         """
         given: Any = context if continuation is None else [(context, continuation)]
+        for pair in given:
+            if isinstance(pair, str | bytes) or not _is_list(pair) or len(pair) != 2:
+                raise TypeError(f"expected a context and a continuation, or a list of such pairs; found {pair!r:.100}")
         pairs = [self._pair(*pair) for pair in given]
         scores = loglikelihoods.loglikelihoods(self._scheduler, pairs, self.max_seq_len)
         return scores if continuation is None else scores[0]
@@ -387,7 +390,7 @@ def _check_options(options: LLMOptions, without: str = "") -> None:
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence | np.ndarray)
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, bytes | bytearray | memoryview)
 
 
 def _token_ids(ids: TokenIds, vocab_size: int) -> list[int]:

@@ -2,7 +2,9 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,3 +198,32 @@ def test_progress_is_shown_when_asked_for(llm: LLM, capsys: pytest.CaptureFixtur
     assert "39/39" in capsys.readouterr().err
     llm.perplexity(ids)
     assert capsys.readouterr().err == ""
+
+
+def test_a_continuation_that_merges_into_the_context_counts(tiny_folder: Callable[..., Path]) -> None:
+    """It has no token of its own, and must not score as certain."""
+    llm = LLM(tiny_folder("qwen2"), num_threads=1)
+    merged = 0
+    for context, continuation in [("call th", "e"), (" nam", "e"), ("i", "n"), ("hello wor", "ld")]:
+        whole, ids = llm.tokenizer.encode(context + continuation), llm.tokenizer.encode(context)
+        if len(whole) > len(ids):
+            continue
+        merged += 1
+        cut = next(i for i, (a, b) in enumerate(zip(whole, ids, strict=False)) if a != b)
+        score = llm.loglikelihood(context, continuation)
+        assert score == llm.loglikelihood(whole[:cut] or [llm.start_token_id], whole[cut:])
+        assert score[0] < 0
+    assert merged
+
+
+@pytest.mark.parametrize("wrong", [["ab", "cd"], [("a",)], [("a", "b", "c")], "ab", [b"ab"], [1, 2]])
+def test_what_is_no_pair_is_refused(tiny_folder: Callable[..., Path], wrong: Any) -> None:
+    with pytest.raises(TypeError, match="expected a context and a continuation"):
+        LLM(tiny_folder("qwen2"), num_threads=1).loglikelihood(wrong)
+
+
+def test_bytes_are_no_token_ids(tiny_folder: Callable[..., Path]) -> None:
+    llm = LLM(tiny_folder("qwen2"), num_threads=1)
+    for call in (llm.generate, llm.stream, llm.logits, llm.embed, llm.perplexity):
+        with pytest.raises(TypeError, match="a prompt is a string or a list of token ids, not bytes"):
+            call(b"the quick")  # type: ignore[operator]

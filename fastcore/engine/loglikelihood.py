@@ -154,8 +154,9 @@ def encode_pair(
 ) -> tuple[list[int], list[int]]:
     """Token ids of a context and of what follows it: their common encoding, cut where that of the context alone ends.
 
-    Trailing whitespace of the context goes to the continuation, as it is part of the token that follows. An empty
-    context is start_id (ValueError without one).
+    Trailing whitespace of the context goes to the continuation, as it is part of the token that follows. Where the
+    continuation leaves no token of its own, because it merges into the context's last ones, the cut is where the two
+    encodings begin to differ. An empty context is start_id (ValueError without one).
     """
     stripped = context.rstrip()
     if not stripped:
@@ -164,7 +165,16 @@ def encode_pair(
         ids = tokenizer.encode(context + continuation, add_special_tokens=False)
         return ([start_id], ids) if ids[:1] != [start_id] else (ids[:1], ids[1:])
     whole, ids = (tokenizer.encode(text, add_special_tokens) for text in (context + continuation, stripped))
-    return whole[: len(ids)], whole[len(ids) :]
+    cut = len(ids)
+    if cut >= len(whole) and continuation:
+        cut = next((i for i, (a, b) in enumerate(zip(whole, ids, strict=False)) if a != b), len(whole) - 1)
+    if cut == 0:
+        if start_id is None:
+            raise ValueError(
+                "nothing of the context stands before the continuation, and this model has no token to start from"
+            )
+        return [start_id], whole
+    return whole[:cut], whole[cut:]
 
 
 def perplexity(
