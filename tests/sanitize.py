@@ -25,7 +25,8 @@ OPTIONS = {
     # The interpreter and NumPy are not instrumented: what they do in memory is not judged, how they meet is seen.
     "TSAN_OPTIONS": "ignore_noninstrumented_modules=1:halt_on_error=1:report_signal_unsafe=0",
 }
-PLUGINS = {"address": ["-p", "separate_memory"], "thread": []}
+# The thread sanitizer does not support threads in a child of a process that had some.
+CHOICE = {"address": ["-p", "separate_memory"], "thread": ["-k", "not fork"]}
 TESTS = [
     "test_kernels.py",
     "test_program.py",
@@ -67,8 +68,14 @@ def run(kind: str, folder: Path, *command: str) -> int:
     environment["PYTHONMALLOC"] = "malloc"
     suppressions = folder / "suppressions"
     suppressions.write_text(SUPPRESSIONS)
+    for name in OPTIONS:  # reports go to files: pytest holds back what a process says that is ended
+        environment[name] += f":log_path={folder / 'report'}"
     environment["TSAN_OPTIONS"] += f":suppressions={suppressions}"
-    return subprocess.run([sys.executable, *command], env=environment, cwd=folder).returncode
+    code = subprocess.run([sys.executable, *command], env=environment, cwd=folder).returncode
+    for report in folder.glob("report.*"):
+        print(report.read_text(errors="replace"))
+        code = code or 1
+    return code
 
 
 def main() -> int:
@@ -84,7 +91,7 @@ def main() -> int:
             folder.mkdir(exist_ok=True)
             build(args.kind, folder)
         tests = [str(ROOT / "tests" / test) for test in args.tests]
-        command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *PLUGINS[args.kind], *tests]
+        command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *CHOICE[args.kind], *tests]
         code = run(args.kind, folder, *command)
         if args.programs and not code:
             code = run(args.kind, folder, str(ROOT / "tests/test_random_programs.py"), str(args.programs))
