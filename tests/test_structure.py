@@ -12,6 +12,7 @@ MAX_LINES = 500
 # Longer files, each with what it is that keeps it one thing.
 LONG = {
     "fastcore/_kernels.pyx": "the border between Python and C",
+    "csrc/selfcheck.c": "a check for each kernel",
     "fastcore/model/ops.py": "the records of ops, one after the other",
 }
 # The rooms of the package (its folders, and the files beside them) from the ground up. A room imports from rooms of
