@@ -547,8 +547,7 @@ def test_only_regular_files_are_replaced(mask, tmp_path: Path) -> None:
     [
         ("{mask} > /dev/full", 1, "fastcore: stdout: No space left on device\n"),
         ("{mask} in.txt > /dev/full", 1, "fastcore: stdout: No space left on device\n"),
-        ("{mask} >&-", 1, "fastcore: stdout is closed\n"),
-        ("{mask} <&-", 1, "fastcore: stdin is closed\n"),
+        ("{mask} >&-", 1, "fastcore: standard output is closed\n"),
         ("{mask} --quiet 2>&-", 0, ""),
         ("{mask} 2>&-", 0, ""),
         ("{mask} in.txt --output nowhere/out.txt", 1, "fastcore: nowhere/out.txt: No such file or directory\n"),

@@ -200,13 +200,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from steps import normal, packed, run_rows
-
-from fastcore.model.recorder import Recorder
+from steps import OpList, normal, packed, run_rows
 
 kind, room = sys.argv[1], int(sys.argv[2])
 weight, x = normal(300, 97), normal(9, 97, seed=1)
-recorder = Recorder()
+recorder = OpList()
 src, dst = recorder.buffer(97), recorder.buffer(300)
 recorder.linear(src, dst, packed(weight))
 expected = run_rows(recorder, {src: x}, num_threads=1)[dst].copy()
