@@ -16,7 +16,8 @@ from fastcore.engine import loglikelihood as loglikelihoods
 from fastcore.engine.completion import Chunk, Completion, completion, token_logprobs
 from fastcore.engine.holder import ModelHolder, is_whole
 from fastcore.engine.request import Request
-from fastcore.engine.sampling import Sampler, SamplingOptions, SamplingParams
+from fastcore.engine.sampling import Sampler
+from fastcore.engine.sampling_params import SamplingOptions, SamplingParams
 from fastcore.engine.scheduler import Scheduler
 from fastcore.engine.state import StatePool
 from fastcore.engine.text_stream import NoText, TextStream

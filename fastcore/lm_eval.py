@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fastcore.engine.loglikelihood import encode_pair
-from fastcore.engine.sampling import SamplingParams
+from fastcore.engine.sampling_params import SamplingParams
 from fastcore.errors import MissingPackageError
 from fastcore.llm import LLM
 

@@ -17,7 +17,8 @@ from fastcore import _kernels
 from fastcore.checkpoints.export import export_fh1w
 from fastcore.checkpoints.open import load_config, open_checkpoint
 from fastcore.engine.request import Request
-from fastcore.engine.sampling import Sampler, SamplingParams
+from fastcore.engine.sampling import Sampler
+from fastcore.engine.sampling_params import SamplingParams
 from fastcore.engine.scheduler import Scheduler
 from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
 from fastcore.errors import CacheFullError, CheckpointError, UnsupportedModelError

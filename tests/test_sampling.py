@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tolerances
 
-from fastcore.engine.sampling import BLOCK, Choice, Sampler, SamplingParams, _blocks, _invert, logprobs_of
+from fastcore.engine.sampling import BLOCK, Choice, Sampler, _blocks, _invert, logprobs_of
+from fastcore.engine.sampling_params import SamplingParams
 from fastcore.errors import NonFiniteError
 
 INF, NAN = math.inf, math.nan

@@ -29,7 +29,7 @@ from fastcore.errors import ChatTemplateError, Error
 
 if TYPE_CHECKING:
     from fastcore.engine.completion import Completion
-    from fastcore.engine.sampling import SamplingParams
+    from fastcore.engine.sampling_params import SamplingParams
     from fastcore.llm import LLM
 
 __all__ = ["configure", "run"]
@@ -54,7 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fastcore.engine.sampling import SamplingParams
+    from fastcore.engine.sampling_params import SamplingParams
     from fastcore.sources.resolve import DEFAULT_MODEL
 
     sampling_params(args)  # wrong options are said before the model is loaded

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fastcore.checkpoints.checkpoint import Checkpoint
-    from fastcore.engine.sampling import SamplingParams
+    from fastcore.engine.sampling_params import SamplingParams
     from fastcore.llm import LLM
 
 __all__ = [
@@ -92,7 +92,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 def sampling_params(args: argparse.Namespace, defaults: "SamplingParams | None" = None) -> "SamplingParams":
     """What the options say; `defaults` where they say nothing. Raises ValueError."""
-    from fastcore.engine.sampling import SamplingParams
+    from fastcore.engine.sampling_params import SamplingParams
 
     names = [*_SAMPLING, "stop_token_ids"]
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from fastcore.engine.sampling import Choice, Sampler, SamplingParams, logprobs_of
+from fastcore.engine.sampling import Choice, Sampler, logprobs_of
+from fastcore.engine.sampling_params import SamplingParams
 from fastcore.engine.scheduler import Array, Best, Work
 from fastcore.errors import NonFiniteError
 

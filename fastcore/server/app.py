@@ -23,7 +23,7 @@ from fastcore.server.limits import RequestLimits
 
 if TYPE_CHECKING:
     from fastcore.classify import TokenClassifier
-    from fastcore.engine.sampling import SamplingParams
+    from fastcore.engine.sampling_params import SamplingParams
     from fastcore.llm import LLM
 
 __all__ = ["create_app"]
@@ -137,7 +137,7 @@ def _service(model: "TokenClassifier | LLM", limits: RequestLimits, use_generati
 
 def _sampling_defaults(llm: "LLM", use_generation_config: bool) -> "SamplingParams":
     """Temperature 1 as OpenAI has it, unless the checkpoint recommends something."""
-    from fastcore.engine.sampling import SamplingParams
+    from fastcore.engine.sampling_params import SamplingParams
 
     generation = llm.config.generation if use_generation_config else {}
     defaults = SamplingParams.from_generation_config(generation)

@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fastcore.engine.sampling import SamplingParams
+from fastcore.engine.sampling_params import SamplingParams
 from fastcore.llm import LLM
 from fastcore.server.answers import RequestError, error_body, json_bytes, json_response, request_error
 from fastcore.server.endpoint import Handler, until_gone

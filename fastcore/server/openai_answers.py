@@ -8,7 +8,7 @@ from typing import Any
 
 from fastcore.engine.completion import TokenLogprob
 from fastcore.engine.request import Request
-from fastcore.engine.sampling import SamplingParams
+from fastcore.engine.sampling_params import SamplingParams
 from fastcore.llm import LLM
 from fastcore.server.answers import RequestError
 from fastcore.server.step_thread import Job, Progress

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from fastcore.engine.sampling import SamplingParams
+from fastcore.engine.sampling_params import SamplingParams
 from fastcore.server.answers import RequestError
 from fastcore.server.limits import RequestLimits
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fastcore.engine.request import Request
-from fastcore.engine.sampling import SamplingParams
+from fastcore.engine.sampling_params import SamplingParams
 from fastcore.engine.text_stream import TextStream
 from fastcore.llm import LLM
 from fastcore.server.answers import RequestError

@@ -6,7 +6,7 @@ import random
 from types import SimpleNamespace
 from typing import Any, cast
 
-from fastcore.engine.sampling import SamplingParams
+from fastcore.engine.sampling_params import SamplingParams
 from fastcore.server.answers import RequestError, request_error
 from fastcore.server.bodies import decode
 from fastcore.server.limits import RequestLimits
