@@ -77,7 +77,7 @@ int fc_viterbi(const float *logits, int num_tokens, int num_labels, const float 
 
 /* ---- the program */
 
-/* The kinds of op: each has its driver (fc_run_<name>, csrc/op.h) and its record in fastcore/model/ops.py, where its formula stands. */
+/* The kinds of op: each has its driver (fc_run_<name>, csrc/op.h) and its record in fastcore/model/ops, where its formula stands. */
 #define FC_OP_LIST(X)                                                                                  \
     X(EMBED, embed)                                                                                    \
     X(NORM, norm)                                                                                      \

@@ -42,7 +42,7 @@ typedef struct {
     float *state, *y;
 } fc_scan_task;
 
-/* Each kernel has a fc_check_<name> in selfcheck.c, by which instruction sets and compilers are compared. */
+/* Each kernel has a fc_check_<name> in a check_*.c, by which instruction sets and compilers are compared. */
 #define FC_GEMM_OF(K, CODE, name, ...) K(void, gemm_##name, FC_GEMM_ARGS)
 #define FC_KERNEL_LIST(K)                                                                                                       \
     FC_FORMATS(FC_GEMM_OF, K)                                                                                                   \
