@@ -14,7 +14,7 @@ import pytest
 from fastcore import TokenClassifier
 from fastcore.cli import main
 from fastcore.errors import ServerError
-from fastcore.pii.scoring_client import compare_scoring
+from fastcore.verify.scoring_client import compare_scoring
 
 TEXT = "my name is Alice"
 

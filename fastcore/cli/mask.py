@@ -225,8 +225,8 @@ def _classifier(args: argparse.Namespace, rules: MaskingRules) -> "Iterator[Clas
         yield partial(_one_by_one, classifier) if args.line_buffered else lambda texts: classifier(iter(texts))
     else:
         from fastcore.checkpoints.open import open_checkpoint
+        from fastcore.cli.processes import classify_in_processes
         from fastcore.pii.labels import Labels
-        from fastcore.pii.processes import classify_in_processes
         from fastcore.sources.resolve import resolve
 
         with open_checkpoint(resolve(args.model)) as checkpoint:

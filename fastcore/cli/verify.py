@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _compare_with_server(args: argparse.Namespace) -> int:
     from fastcore.classify import TokenClassifier
-    from fastcore.pii.scoring_client import compare_scoring
+    from fastcore.verify.scoring_client import compare_scoring
 
     if args.golden is not None:
         raise ValueError("--golden and --scoring-url are two different comparisons; give one of them")

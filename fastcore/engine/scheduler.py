@@ -18,7 +18,7 @@ from fastcore._kernels import BLOCK_TOKENS
 from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
 from fastcore.errors import CacheFullError, ClosedError
 from fastcore.locks import Lock
-from fastcore.models import Model
+from fastcore.model.model import Model
 
 __all__ = ["MAX_ROWS", "Caller", "Results", "Scheduler", "Work"]
 

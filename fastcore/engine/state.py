@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fastcore._kernels import BLOCK_TOKENS, HeldBlocks, KVBlocks, Workspace
 from fastcore.engine.prefixes import PrefixCache
 from fastcore.errors import CacheFullError
-from fastcore.models import Model
+from fastcore.model.model import Model
 
 __all__ = ["Piece", "SequenceState", "StatePool", "run_step"]
 

@@ -1,7 +1,6 @@
 """The architectures, by model_type, and loading: config, weights and a recorded program become one immutable Model."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -9,11 +8,9 @@ from fastcore._kernels import Program
 from fastcore.checkpoints.checkpoint import Checkpoint
 from fastcore.checkpoints.open import ModelPath, opened
 from fastcore.errors import UnsupportedModelError
-from fastcore.locks import cached_property
 from fastcore.model.config import ModelConfig
-from fastcore.model.program import without_head
+from fastcore.model.model import Model
 from fastcore.model.recorder import Recorder
-from fastcore.model.rope import RopeTable
 from fastcore.model.weights import LinearMap, Weights
 
 __all__ = ["MODELS", "Model", "load_model", "record_model", "record_program"]
@@ -25,27 +22,6 @@ MODELS = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
 }
-
-
-@dataclass(frozen=True)
-class Model:
-    """A program with its packed weights. Shared freely: only the rope table grows, under a lock.
-
-    weight_bytes: of everything packed, each matrix counted once.
-    """
-
-    config: ModelConfig
-    program: Program
-    weight_bytes: int
-    rope: RopeTable = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rope", RopeTable(self.config.rope, self.config.head_dim))
-
-    @cached_property
-    def backbone(self) -> Program:
-        """The program without its head: the output is the hidden states after the last norm, [num_out, hidden_size]."""
-        return without_head(self.program)
 
 
 def load_model(source: ModelPath | Checkpoint, dtype: str = "auto", num_threads: int = 1) -> Model:
