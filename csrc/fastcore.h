@@ -65,6 +65,8 @@ enum { FC_WEIGHT_BLOCK = 256 };
 void fc_softmax_weights(const float *x, ptrdiff_t n, float shift, float scale, float *weights, double *sums);
 /* sum of exp((x - shift) * scale), over 16 lanes and a fixed tree. */
 double fc_sum_exp(const float *x, ptrdiff_t n, float shift, float scale);
+/* out[i] = logits[i] where bit i % 32 of allowed[i / 32] is set, else -INFINITY. allowed: ceil(n / 32) words. */
+void fc_mask_logits(const float *logits, const uint32_t *allowed, ptrdiff_t n, float *out);
 
 enum { FC_MAX_LABELS = 256 }; /* what a uint8_t of `back` can name */
 

@@ -43,6 +43,7 @@ _HOMES = {
     "ContextLengthError": "errors",
     "Error": "errors",
     "ForkError": "errors",
+    "GrammarError": "errors",
     "MissingPackageError": "errors",
     "MissingShardError": "errors",
     "ModelNotFoundError": "errors",

@@ -60,6 +60,16 @@ def sum_exp(const float[::1] x not None, float shift, float scale) -> float:
     return total
 
 
+def mask_logits(const float[::1] logits not None, const uint32_t[::1] allowed not None, float[::1] out not None) -> None:
+    """out[i] = logits[i] where bit i % 32 of allowed[i // 32] is set, else -inf; allowed: u32 [ceil(n / 32)]."""
+    cdef ptrdiff_t n = logits.shape[0]
+    if out.shape[0] != n or allowed.shape[0] != (n + 31) // 32:
+        raise ValueError(f"{n} logits into {out.shape[0]} by {allowed.shape[0]} words")
+    if n:
+        with nogil:
+            fc_mask_logits(&logits[0], &allowed[0], n, &out[0])
+
+
 def viterbi(const float[:, ::1] logits not None, const float[:, ::1] transition_scores not None,
             const float[::1] start_scores not None, const float[::1] end_scores not None) -> np.ndarray:
     """The best path i32 [num_tokens] through logits [num_tokens, num_labels]: fc_viterbi in csrc/fastcore.h."""

@@ -1,6 +1,6 @@
 # What the border calls of csrc/fastcore.h. Cython reads it before _kernels.pyx.
 
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 
 cdef extern from "fastcore.h" nogil:
@@ -98,6 +98,7 @@ cdef extern from "fastcore.h" nogil:
     enum:
         FC_WEIGHT_BLOCK
     void fc_softmax_weights(const float *x, ptrdiff_t n, float shift, float scale, float *weights, double *sums)
+    void fc_mask_logits(const float *logits, const uint32_t *allowed, ptrdiff_t n, float *out)
     int fc_viterbi(const float *logits, int num_tokens, int num_labels, const float *transition_scores, const float *start,
                    const float *end, float *score_scratch, uint8_t *back, int32_t *path)
     size_t fc_workspace_floats(const fc_program *program, int row_capacity, int segment_capacity, int num_threads)

@@ -8,6 +8,7 @@ __all__ = [
     "ContextLengthError",
     "Error",
     "ForkError",
+    "GrammarError",
     "MaskingError",
     "MissingPackageError",
     "MissingShardError",
@@ -53,6 +54,10 @@ class NonFiniteError(Error, ArithmeticError):
 
 class ChatTemplateError(Error, ValueError):
     """The checkpoint has no chat template, or the template refused the messages."""
+
+
+class GrammarError(Error, ValueError):
+    """A JSON schema, regular expression or grammar is malformed, not supported, or too complex to follow."""
 
 
 class MaskingError(Error, ValueError):

@@ -22,8 +22,10 @@ from fastcore.engine.scheduler import Scheduler
 from fastcore.engine.state import StatePool
 from fastcore.engine.text_stream import NoText, TextStream
 from fastcore.errors import ContextLengthError, UnsupportedModelError
+from fastcore.locks import cached_property
 from fastcore.models import Model, load_model
 from fastcore.text import chat_template
+from fastcore.text.grammars import Grammars
 from fastcore.threads import resolve_num_threads
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ class LLM(ModelHolder):
     `close()`, or the end of `with LLM(...) as llm`, frees its memory.
     """
 
-    _held: ClassVar[tuple[str, ...]] = ("model", "pool", "_scheduler", "_tokenizer")
+    _held: ClassVar[tuple[str, ...]] = ("model", "pool", "_scheduler", "_tokenizer", "_grammars")
 
     def __init__(self, model: ModelPath | Checkpoint | None = None, **options: Unpack[LLMOptions]) -> None:
         from fastcore.sources.resolve import resolve
@@ -127,6 +129,10 @@ class LLM(ModelHolder):
 
             raise missing_tokenizer(self._path)
         return self._tokenizer
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, self.config.vocab_size, self.eos_token_ids)
 
     # ---------------------------------------------------------------- generation
 
@@ -239,7 +245,8 @@ class LLM(ModelHolder):
             )
         wanted = DEFAULT_MAX_TOKENS if params.max_tokens is None else params.max_tokens
         endings = {*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}
-        sampler = Sampler(params, self.config.vocab_size, token_ids, tuple(endings), seed_offset)
+        constraint = None if params.held_to is None else self._grammars.constraint(params.held_to)
+        sampler = Sampler(params, self.config.vocab_size, token_ids, tuple(endings), seed_offset, constraint)
         if self._tokenizer is None and not params.stop:
             text: TextStream = NoText(endings)
         else:

@@ -93,7 +93,7 @@ class Request(Work):
         self.sampler.accept(choice.token_id)
         enough = len(self.token_ids) > self.params.min_tokens  # an ending token is not itself one of the min_tokens
         text_ends = self.on_token(choice.token_id, enough)
-        if text_ends or (enough and choice.token_id in self.ending_ids):
+        if text_ends or (enough and choice.token_id in self.ending_ids) or self.sampler.is_complete:
             self.finish("stop")
         elif len(self.token_ids) >= self.max_new_tokens:
             self.finish("length")

@@ -2,7 +2,7 @@
 
 The order of processing:
 
-1. `logit_bias` is added.
+1. Tokens that the request's grammar does not allow are masked, and `logit_bias` is added.
 2. `min_tokens`: until that many tokens are out, end-of-sequence tokens and `stop_token_ids` are masked.
 3. Penalties. Repetition, once per distinct token of prompt and output: a positive logit is divided by the penalty,
    any other multiplied. Presence and frequency, output tokens only: `logit -= presence + frequency * count`.
@@ -26,9 +26,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcore._kernels import WEIGHT_BLOCK, softmax_weights, sum_exp
+from fastcore._kernels import WEIGHT_BLOCK, mask_logits, softmax_weights, sum_exp
 from fastcore.engine.sampling_params import SamplingParams
 from fastcore.errors import NonFiniteError
+from fastcore.text.grammars import Constraint
 
 __all__ = ["Choice", "Sampler", "logprobs_of"]
 
@@ -49,6 +50,7 @@ class Sampler:
 
     It draws one uniform number per sampled token from a counter-based stream keyed by (seed, seed_offset), so that a
     request's tokens do not depend on what else runs. `seed_offset` tells the `n` completions of one prompt apart.
+    constraint: what allows tokens, if not all are.
     """
 
     def __init__(
@@ -58,8 +60,10 @@ class Sampler:
         prompt_token_ids: Sequence[int],
         eos_token_ids: Sequence[int],
         seed_offset: int = 0,
+        constraint: Constraint | None = None,
     ) -> None:
         self.params = params
+        self._constraint = constraint
         self.vocab_size = vocab_size
         self.num_output_tokens = 0
         bias = params.logit_bias or {}
@@ -104,6 +108,13 @@ class Sampler:
         if self.params.has_penalties:
             self._output.add(token_id)
             self._seen.add(token_id)
+        if self._constraint is not None:
+            self._constraint.accept(token_id)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the grammar, if there is one, lets nothing follow."""
+        return self._constraint is not None and self._constraint.is_complete
 
     def _check_ids(self, name: str, ids: NDArray[np.int64]) -> None:
         outside = ids[(ids < 0) | (ids >= self.vocab_size)]
@@ -116,14 +127,19 @@ class Sampler:
 
     @property
     def _changes_logits(self) -> bool:
-        return self._bias_ids.size > 0 or self._masks_endings or self.params.has_penalties
+        return (
+            self._constraint is not None or self._bias_ids.size > 0 or self._masks_endings or self.params.has_penalties
+        )
 
     def _process(self, raw: NDArray[np.float32]) -> NDArray[np.float32]:
         """Steps 1 to 3 on a copy."""
         if self._logits is None:
             self._logits = np.empty(self.vocab_size, np.float32)
         logits, params = self._logits, self.params
-        logits[:] = raw
+        if self._constraint is None:
+            logits[:] = raw
+        else:
+            mask_logits(raw, self._constraint.allowed(), logits)
         with np.errstate(over="ignore"):  # a product past the float range becomes an infinity, which _argmax judges
             logits[self._bias_ids] += self._bias
             if self._masks_endings:

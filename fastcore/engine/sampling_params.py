@@ -1,5 +1,6 @@
 """How to choose tokens and when to stop: the options of a request, each of them checked."""
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,10 +9,13 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from fastcore.text.grammars import Grammar
+
 __all__ = ["GREEDY_TEMPERATURE", "SamplingOptions", "SamplingParams"]
 
 GREEDY_TEMPERATURE = 1e-4  # up to here a temperature asks for the argmax: the rest would be drawn from rounding errors
 MAX_COMPLETIONS = 128  # of a prompt, as OpenAI has it
+GRAMMARS = ("json_schema", "regex", "grammar", "choice")  # the fields that hold a text to something
 MAX_STOP_STRINGS = 64  # each is looked for after each token
 
 
@@ -35,6 +39,8 @@ class SamplingParams:
     prompt_logprobs: the same for the tokens of the prompt.
     logit_bias: token id -> number added to its logit; -inf bans the token.
     n: completions per prompt, up to 128.
+    json_schema, regex, grammar, choice: what the whole text is held to, at most one of them: a JSON schema (a dict, or
+    its JSON), a regular expression, a Lark grammar, or a list of texts. The text ends where nothing can follow.
     """
 
     temperature: float = 0.0
@@ -54,12 +60,19 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] | None = None
     n: int = 1
+    json_schema: Mapping[str, Any] | str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    choice: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
             object.__setattr__(self, name, check(name, getattr(self, name)))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}")
+        given = [name for name in GRAMMARS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{given[0]} and {given[1]} are given; a text is held to one of them")
 
     def replace(self, **changes: Any) -> "SamplingParams":
         """A copy with some fields changed and checked again; an unknown name is a `TypeError`."""
@@ -82,6 +95,15 @@ class SamplingParams:
             return cls(**given)
         except ValueError as error:
             raise ValueError(f"generation_config.json: {error}") from None
+
+    @property
+    def held_to(self) -> Grammar | None:
+        """The grammar that the text is held to."""
+        for kind in GRAMMARS:
+            value = getattr(self, kind)
+            if value is not None:
+                return Grammar(kind, json.dumps(value) if kind == "choice" else value)
+        return None
 
     @property
     def is_greedy(self) -> bool:
@@ -112,6 +134,10 @@ class SamplingOptions(TypedDict, total=False):
     prompt_logprobs: int | None
     logit_bias: Mapping[int, float] | None
     n: int | None
+    json_schema: Mapping[str, Any] | str | None
+    regex: str | None
+    grammar: str | None
+    choice: Sequence[str] | None
 
 
 # ---- Checks of the options: each takes a field's name and value and returns the value in its plain Python type.
@@ -187,6 +213,35 @@ def _bias(name: str, value: Any) -> dict[int, float] | None:
     return {_token_id(name, token_id): number(name, bias) for token_id, bias in value.items()}
 
 
+def _schema(name: str, value: Any) -> str | None:
+    """As JSON."""
+    if value is None:
+        return None
+    try:
+        schema = json.loads(value) if isinstance(value, str) else value
+        if isinstance(schema, Mapping):
+            return json.dumps(dict(schema), allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        pass
+    raise _refuse(name, value, "a JSON schema: a dict of JSON types, or its JSON text")
+
+
+def _source(name: str, value: Any) -> str | None:
+    if value is not None and not (isinstance(value, str) and value):
+        raise _refuse(name, value, "a text that is not empty")
+    return value
+
+
+def _choice(name: str, value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        raise _refuse(name, value, "a list of one or more texts")
+    if not all(isinstance(text, str) and text for text in value):
+        raise _refuse(name, value, "texts, none of them empty")
+    return tuple(value)
+
+
 _LARGE = 2**63 - 1
 _LARGEST_F32 = float(np.finfo(np.float32).max)
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
@@ -207,4 +262,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "prompt_logprobs": _integer(0, _LARGE, "a whole number from 0, or None", optional=True),
     "logit_bias": _bias,
     "n": _integer(1, MAX_COMPLETIONS, f"a whole number from 1 to {MAX_COMPLETIONS}"),
+    "json_schema": _schema,
+    "regex": _source,
+    "grammar": _source,
+    "choice": _choice,
 }
