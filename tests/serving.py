@@ -11,7 +11,7 @@ from typing import Any
 
 from fastcore import LLM, TokenClassifier
 from fastcore.server import create_app
-from fastcore.server.run import Server, server_config
+from fastcore.server.run import Server, ServerOptions, server_config
 
 __all__ = ["call", "raw", "serving"]
 
@@ -20,9 +20,9 @@ __all__ = ["call", "raw", "serving"]
 def serving(
     model: TokenClassifier | LLM, names: list[str], *, running: dict[str, Any] | None = None, **options: Any
 ) -> Iterator[int]:
-    """The port of a running server. options: of create_app; running: of server_config."""
+    """The port of a running server. options: of create_app; running: of ServerOptions."""
     app = create_app(model, names, **options)
-    server = Server(server_config(app, "127.0.0.1", 0, "critical", **(running or {})))
+    server = Server(server_config(app, "127.0.0.1", 0, "critical", ServerOptions(**(running or {}))))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

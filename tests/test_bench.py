@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from test_models import solo, with_head
+from tiny import make_prompt
 
 from fastcore._kernels import BLOCK_TOKENS, PackedLinear
 from fastcore.bench.gguf_file import write_gguf
@@ -275,6 +277,13 @@ def test_a_gguf_file_holds_the_same_weights(
             assert np.array_equal(file[name].f32(), tensor.f32()), name
     for field in ("hidden_size", "num_hidden_layers", "num_key_value_heads", "head_dim", "rms_norm_eps", "vocab_size"):
         assert file.hf_config[field] == getattr(load_model(folder).config, field), field
+
+
+def test_a_gguf_file_holds_a_head_that_a_tied_model_stores(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
+    folder = with_head(tiny_folder("llama", dtype="f32"), tmp_path, lambda embedding: -embedding[::-1])
+    file = write_gguf(folder, tmp_path / "model.gguf")
+    token_ids = make_prompt(9)
+    assert np.array_equal(solo(load_model(file), token_ids), solo(load_model(folder), token_ids))
 
 
 def test_a_gguf_file_of_scaled_rope(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ import pytest
 import tolerances
 from oracle import falcon_h1, ops
 from oracle.checkpoint import Weights as OracleWeights
-from tiny import TOKENIZER_SIZE, from_bf16, make_prompt, tiny_checkpoint
+from tiny import TOKENIZER_SIZE, from_bf16, make_prompt, tiny_checkpoint, write_weights
 
 from fastcore import _kernels
-from fastcore.checkpoints.export import export_fh1w
 from fastcore.checkpoints.open import load_config, open_checkpoint
 from fastcore.engine.request import Request
 from fastcore.engine.sampling import Sampler
@@ -26,6 +25,7 @@ from fastcore.model.config import FalconMultipliers
 from fastcore.model.recorder import Recorder, Rows
 from fastcore.model.weights import Weights
 from fastcore.models import Model, load_model, record_model
+from fastcore.models.export import export_fh1w
 
 GOLDENS = ("falcon-h1", "falcon-h1-groups-norm", "falcon-h1-biases")
 
@@ -574,6 +574,23 @@ def test_a_pack_loads_to_the_same_bits(tiny_folder: Callable[..., Path], tmp_pat
     again.mkdir()
     export_fh1w(pack, again / "model.fh1w")
     assert (again / "model.fh1w").read_bytes() == pack.read_bytes()
+
+
+def test_a_model_that_would_not_load_is_not_exported(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
+    name = "model.layers.1.mamba.D"
+    with open_checkpoint(tiny_folder("falcon_h1")) as checkpoint:
+        tensors = {name: np.array(tensor.array) for name, tensor in checkpoint.items()}
+    (tmp_path / "config.json").write_bytes((tiny_folder("falcon_h1") / "config.json").read_bytes())
+    changes = {
+        "a shape": tensors | {name: tensors[name][:-1]},
+        "one missing": {other: values for other, values in tensors.items() if other != name},
+        "one too many": tensors | {"model.layers.1.mamba.E": tensors[name]},
+    }
+    for what, changed in changes.items():
+        write_weights(tmp_path, changed)
+        with pytest.raises(CheckpointError, match=r"mamba\.[DE]"):
+            export_fh1w(tmp_path, tmp_path / "out.fh1w")
+        assert not (tmp_path / "out.fh1w").exists(), what
 
 
 def test_only_falcon_h1_models_are_exported_and_not_beside_another_models_config(

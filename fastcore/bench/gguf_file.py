@@ -16,7 +16,7 @@ __all__ = ["write_gguf"]
 
 
 def write_gguf(folder: Path, file: Path) -> Path:
-    """Write a llama, qwen2 or qwen3 folder as .gguf: the same matrices bit for bit, vectors as f32, and no tokenizer.
+    """Write a llama, qwen2 or qwen3 folder as .gguf: the same matrices bit for bit, vectors as f32, no tokenizer.
 
     Raises UnsupportedModelError for another model.
     """
@@ -43,8 +43,6 @@ def write_gguf(folder: Path, file: Path) -> Path:
         writer.add_tensor("rope_freqs.weight", factors)
     with open_checkpoint(folder) as checkpoint:
         for name, tensor in checkpoint.items():
-            if name == "lm_head.weight" and config.tie_word_embeddings:
-                continue
             if len(tensor.shape) == 1:
                 writer.add_tensor(_gguf_name(config, name), _interleaved(name, tensor.f32(), config))
                 continue

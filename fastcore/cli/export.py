@@ -14,7 +14,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fastcore.checkpoints.export import export_fh1w
+    from fastcore.models.export import export_fh1w
     from fastcore.sources.resolve import resolve
 
     if args.model is None:

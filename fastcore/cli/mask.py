@@ -104,8 +104,6 @@ def run(args: argparse.Namespace) -> int:
     outputs = _outputs(args)
     with _classifier(args, rules) as classify:
         if not args.inputs:
-            if sys.stdin is None:
-                raise ValueError("stdin is closed")
             with StandardOutput() as target:
                 _mask_text(
                     args,

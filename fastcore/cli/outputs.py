@@ -61,8 +61,6 @@ class StandardOutput:
     """Bytes for stdout, which `deliver` lets go; none are where a `with` ends in an error before."""
 
     def __init__(self) -> None:
-        if sys.stdout is None:
-            raise ValueError("stdout is closed")
         self._held = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115
 
     def __enter__(self) -> "StandardOutput":

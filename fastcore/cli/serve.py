@@ -80,7 +80,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fastcore.llm import LLM
-    from fastcore.server import RequestLimits, create_app, run_server
+    from fastcore.server import RequestLimits, ServerOptions, create_app, run_server
     from fastcore.sources.resolve import resolve
 
     given = {name: getattr(args, name) for name in (*LIMITS, *RUNNING) if getattr(args, name) is not None}
@@ -106,8 +106,8 @@ def run(args: argparse.Namespace) -> int:
         use_generation_config=not args.no_generation_config,
         limits=limits,
     )
-    running = {name: given[name] for name in RUNNING if name in given}
-    run_server(app, args.host, args.port, args.log_level, **running)
+    running = ServerOptions(**{name: given[name] for name in RUNNING if name in given})
+    run_server(app, args.host, args.port, args.log_level, running)
     return 0
 
 

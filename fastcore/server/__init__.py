@@ -13,6 +13,6 @@ except ImportError as error:
 
 from fastcore.server.app import create_app
 from fastcore.server.limits import RequestLimits
-from fastcore.server.run import run_server
+from fastcore.server.run import ServerOptions, run_server
 
-__all__ = ["RequestLimits", "create_app", "run_server"]
+__all__ = ["RequestLimits", "ServerOptions", "create_app", "run_server"]

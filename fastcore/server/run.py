@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -10,43 +11,42 @@ from starlette.types import ASGIApp
 
 from fastcore.server.connections import BACKLOG, connection_class, connections_that_fit
 
-__all__ = ["Server", "run_server", "server_config"]
+__all__ = ["Server", "ServerOptions", "run_server", "server_config"]
 
-SHUTDOWN_SECONDS = 8.0  # below the ten that container runtimes wait before they kill
-LAST_WORDS_SECONDS = 2.0  # of these, for telling clients
-MAX_CONNECTIONS = 1000
-HEADER_SECONDS = 10.0
-SEND_SECONDS = 30.0
+LAST_WORDS_SECONDS = 2.0  # of those to shut down, for telling clients
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """max_connections, header_seconds, send_seconds: see `connections.connection_class`. shutdown_seconds: for requests
+    under way when the server is to end."""
+
+    max_connections: int = 1000
+    header_seconds: float = 10.0
+    send_seconds: float = 30.0
+    shutdown_seconds: float = 8.0  # below the ten that container runtimes wait before they kill
+
+
+DEFAULTS = ServerOptions()
 
 
 def server_config(
-    app: ASGIApp,
-    host: str,
-    port: int,
-    log_level: str = "info",
-    *,
-    max_connections: int = MAX_CONNECTIONS,
-    header_seconds: float = HEADER_SECONDS,
-    send_seconds: float = SEND_SECONDS,
-    shutdown_seconds: float = SHUTDOWN_SECONDS,
+    app: ASGIApp, host: str, port: int, log_level: str = "info", options: ServerOptions = DEFAULTS
 ) -> uvicorn.Config:
-    """uvicorn with the parts that do not depend on what else is installed.
-
-    max_connections, header_seconds, send_seconds: see `connections.connection_class`. shutdown_seconds: for requests
-    under way when it is to end.
-    """
+    """uvicorn with the parts that do not depend on what else is installed."""
+    fitting = connections_that_fit(options.max_connections)
     return uvicorn.Config(
         app,
         host=host,
         port=port,
         log_level=log_level,
-        http=connection_class(connections_that_fit(max_connections), header_seconds, send_seconds),
+        http=connection_class(fitting, options.header_seconds, options.send_seconds),
         loop="asyncio",
         ws="none",
         lifespan="on",
         server_header=False,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=shutdown_seconds,
+        timeout_graceful_shutdown=options.shutdown_seconds,
     )
 
 
@@ -60,31 +60,11 @@ class Server(uvicorn.Server):  # type: ignore[misc]
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         stop: Any = getattr(getattr(self.config.app, "state", None), "stop", None)
         if stop is not None:
-            seconds = float(self.config.timeout_graceful_shutdown or SHUTDOWN_SECONDS)
+            seconds = float(self.config.timeout_graceful_shutdown or 0)
             asyncio.get_running_loop().call_later(max(seconds / 2, seconds - LAST_WORDS_SECONDS), stop)
         await super().shutdown(sockets)
 
 
-def run_server(
-    app: ASGIApp,
-    host: str,
-    port: int,
-    log_level: str = "info",
-    *,
-    max_connections: int = MAX_CONNECTIONS,
-    header_seconds: float = HEADER_SECONDS,
-    send_seconds: float = SEND_SECONDS,
-    shutdown_seconds: float = SHUTDOWN_SECONDS,
-) -> None:
+def run_server(app: ASGIApp, host: str, port: int, log_level: str = "info", options: ServerOptions = DEFAULTS) -> None:
     """Serve until interrupted or terminated; requests under way are finished first, as far as there is time."""
-    config = server_config(
-        app,
-        host,
-        port,
-        log_level,
-        max_connections=max_connections,
-        header_seconds=header_seconds,
-        send_seconds=send_seconds,
-        shutdown_seconds=shutdown_seconds,
-    )
-    Server(config).run()
+    Server(server_config(app, host, port, log_level, options)).run()
