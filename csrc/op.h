@@ -22,9 +22,9 @@ typedef struct {
     const fc_step *step;
     const fc_kernels *kernels;
     int num_ops, split;
-    fc_barrier barrier;
-    atomic_int stop_at; /* no thread starts an op behind a barrier from this index on */
-    atomic_int *next;   /* items handed out, per op */
+    atomic_int *next;                /* items handed out, per op */
+    atomic_int stop_at;              /* no thread starts an op behind a barrier from this index on */
+    _Alignas(64) fc_barrier barrier; /* written at every meeting, in a cache line apart from what is read all the time */
 } run_state;
 
 typedef struct {
