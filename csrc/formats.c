@@ -2,6 +2,7 @@
 #include "formats.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "fastcore.h"
@@ -153,6 +154,41 @@ static void unpack_int8(const void *blocks, int lane, float *values, int n)
     }
 }
 
+static float stored_half(const uint8_t *p)
+{
+    uint16_t half;
+    memcpy(&half, p, sizeof half);
+    return fc_half_to_float(half);
+}
+
+static void load_int8(const void *elements, float *values, int n)
+{
+    const uint8_t *from = (const uint8_t *)elements;
+    for (; n > 0; n -= FC_GROUP, values += FC_GROUP, from += 2 + FC_GROUP) {
+        float scale = stored_half(from);
+        for (int i = 0; i < (n < FC_GROUP ? n : FC_GROUP); i++) {
+            values[i] = scale * (float)(int8_t)from[2 + i];
+        }
+    }
+}
+
+static int keep_int8(void *blocks, int lane, const void *elements, int n)
+{
+    const uint8_t *from = (const uint8_t *)elements;
+    uint8_t *block = (uint8_t *)blocks;
+    int beyond = 0;
+    for (; n > 0; n -= FC_GROUP, from += 2 + FC_GROUP, block += INT8_SCALES + 32) {
+        memcpy(block + INT8_SCALES + 2 * lane, from, 2);
+        for (int i = 0; i < FC_GROUP; i++) {
+            beyond |= from[2 + i] == 0x80;
+        }
+        for (int quad = 0; quad < FC_GROUP / 4; quad++) {
+            memcpy(block + quad * 64 + lane * 4, from + 2 + quad * 4, 4);
+        }
+    }
+    return beyond;
+}
+
 /* q for this scale and minimum; returns the sum of squared errors. */
 static float quantize_int4(const float *values, int n, float scale, float least, uint8_t *q)
 {
@@ -220,6 +256,32 @@ static void unpack_int4(const void *blocks, int lane, float *values, int n)
             values[i] = fmaf((float)(i < 16 ? both & 15 : both >> 4), scale, minimum);
         }
     }
+}
+
+static void load_int4(const void *elements, float *values, int n)
+{
+    const uint8_t *from = (const uint8_t *)elements;
+    for (; n > 0; n -= FC_GROUP, values += FC_GROUP, from += 4 + FC_GROUP / 2) {
+        float scale = stored_half(from), minimum = stored_half(from + 2);
+        for (int i = 0; i < (n < FC_GROUP ? n : FC_GROUP); i++) {
+            uint8_t both = from[4 + i % 16];
+            values[i] = fmaf((float)(i < 16 ? both & 15 : both >> 4), scale, minimum);
+        }
+    }
+}
+
+static int keep_int4(void *blocks, int lane, const void *elements, int n)
+{
+    const uint8_t *from = (const uint8_t *)elements;
+    uint8_t *block = (uint8_t *)blocks;
+    for (; n > 0; n -= FC_GROUP, from += 4 + FC_GROUP / 2, block += INT4_MINIMA + 32) {
+        memcpy(block + INT4_SCALES + 2 * lane, from, 2);
+        memcpy(block + INT4_MINIMA + 2 * lane, from + 2, 2);
+        for (int quad = 0; quad < FC_GROUP / 8; quad++) {
+            memcpy(block + quad * 64 + lane * 4, from + 4 + quad * 4, 4);
+        }
+    }
+    return 0;
 }
 
 /* ---- whole panels, the common case at load: 4 x 4 transposed; of 16-bit elements, pairs of rows are zipped before */
@@ -306,8 +368,8 @@ static void transpose_panel(void *panel, const void *src, int k)
 
 /* ---- the table */
 
-#define FC_FORMAT_ROW(A, CODE, name, stored_as, element_bytes, load, pack_panel, block_k, block_bytes, source) \
-    {#name, stored_as, element_bytes, load, pack_panel, block_k, block_bytes, source, pack_##name, unpack_##name},
+#define FC_FORMAT_ROW(A, CODE, name, stored_as, element_bytes, load, keep, pack_panel, block_k, block_bytes, source) \
+    {#name, stored_as, element_bytes, load, keep, pack_panel, block_k, block_bytes, source, pack_##name, unpack_##name},
 static const fc_format formats[] = {FC_FORMATS(FC_FORMAT_ROW, )};
 
 const fc_format *fc_format_of(int dtype) { return &formats[dtype]; }
@@ -325,14 +387,18 @@ size_t fc_packed_bytes(int out_features, int in_features, fc_dtype dtype)
 
 /* ---- rows into panels */
 
-static void pack_row(const fc_format *format, uint8_t *panel, int lane, int k, const uint8_t *row, const fc_format *stored)
+static int pack_row(const fc_format *format, uint8_t *panel, int lane, int k, const uint8_t *row, const fc_format *stored)
 {
     float values[FC_CHUNK_K];
+    if (format == stored && format->keep) {
+        return format->keep(panel, lane, row, k);
+    }
     for (int i = 0, n; i < k; i += n) {
         n = k - i < FC_CHUNK_K ? k - i : FC_CHUNK_K;
-        stored->load(row + (ptrdiff_t)i * stored->element_bytes, values, n);
+        stored->load(row + (ptrdiff_t)(i / stored->block_k) * stored->element_bytes, values, n);
         format->pack(panel + (ptrdiff_t)(i / format->block_k) * format->block_bytes, lane, values, n);
     }
+    return 0;
 }
 
 typedef struct {
@@ -341,13 +407,14 @@ typedef struct {
     ptrdiff_t panel_bytes;
     int k, num_rows, first_row, group_stride;
     const uint8_t *src;
+    atomic_int beyond;
 } pack_job;
 
 static void pack_range(void *data, int thread, int num_threads)
 {
-    const pack_job *job = (const pack_job *)data;
-    int groups = (job->num_rows + 15) / 16;
-    ptrdiff_t row_bytes = (ptrdiff_t)job->k * job->stored->element_bytes;
+    pack_job *job = (pack_job *)data;
+    int groups = (job->num_rows + 15) / 16, beyond = 0;
+    ptrdiff_t row_bytes = (ptrdiff_t)((job->k + job->stored->block_k - 1) / job->stored->block_k) * job->stored->element_bytes;
     int aligned = job->first_row % 16 == 0;
     /* Sources that straddle panels share their border panels, so one thread takes them all. */
     int begin = aligned ? (int)((int64_t)groups * thread / num_threads) : thread == 0 ? 0 : groups;
@@ -363,13 +430,16 @@ static void pack_range(void *data, int thread, int num_threads)
         }
         for (int r = 0; r < rows; r++) {
             panel = job->panels + (to + r) / 16 * job->panel_bytes;
-            pack_row(job->format, panel, (to + r) % 16, job->k, from + r * row_bytes, job->stored);
+            beyond |= pack_row(job->format, panel, (to + r) % 16, job->k, from + r * row_bytes, job->stored);
         }
+    }
+    if (beyond) {
+        job->beyond = 1;
     }
 }
 
-void fc_pack_rows(void *panels, fc_dtype dtype, int in_features, const void *src, fc_dtype src_dtype, int num_rows,
-                  int first_row, int group_stride, int num_threads)
+int fc_pack_rows(void *panels, fc_dtype dtype, int in_features, const void *src, fc_dtype src_dtype, int num_rows,
+                 int first_row, int group_stride, int num_threads)
 {
     pack_job job = {
         .panels = (uint8_t *)panels,
@@ -383,6 +453,7 @@ void fc_pack_rows(void *panels, fc_dtype dtype, int in_features, const void *src
         .src = (const uint8_t *)src,
     };
     fc_parallel(num_threads, pack_range, &job);
+    return job.beyond;
 }
 
 void fc_unpack_row(const void *panels, fc_dtype dtype, int in_features, int row, float *out)

@@ -26,28 +26,29 @@ static inline ptrdiff_t fc_source_floats(fc_source source, int k)
     return source == FC_SOURCE_Q8 ? (k + FC_GROUP - 1) / FC_GROUP * (ptrdiff_t)(sizeof(fc_q8_group) / sizeof(float)) : k;
 }
 
-/* X(A, CODE, name, stored_as, element_bytes, load, pack_panel, block_k, block_bytes, source), A is passed on.
- *   stored_as, element_bytes, load     an element of a tensor: its name in NumPy, its size, how many of them become f32; NULL, 0 and
- *                                      NULL where weights are only packed into this format
+/* X(A, CODE, name, stored_as, element_bytes, load, keep, pack_panel, block_k, block_bytes, source), A is passed on.
+ *   stored_as, element_bytes, load     an element of a tensor, of block_k numbers: its name in NumPy, its size, how they become f32;
+ *                                      NULL, 0 and NULL where weights are only packed into this format
+ *   keep                   puts such elements into a lane as they are, where load and pack would round; or NULL
  *   pack_panel             packs 16 rows of such elements at once, or NULL
  *   block_k, block_bytes   inputs that lie together (the last block is filled up with zeros), and the bytes of them, of 16 rows
  *   source                 what its kernel gemm_<name> (linear_tpl.h) multiplies with
  * and pack_<name>, unpack_<name> (formats.c): f32 to one lane of blocks, and back. */
 #define FC_FORMATS(X, A)                                                                                                              \
-    X(A, F32, f32, "float32", 4, load_f32, transpose_panel, 1, 64, FC_SOURCE_F32)                                                     \
-    X(A, BF16, bf16, "uint16", 2, load_bf16, zip_by_eights, 1, 32, FC_SOURCE_F32)                                                     \
-    X(A, F16, f16, "float16", 2, load_f16, zip_neighbours, 1, 32, FC_SOURCE_F32)                                                      \
-    /* groups of 32: w = scale * q, q in [-127, 127] as [8 quads of k][16][4], then 16 f16 scales */                                  \
-    X(A, INT8, int8, NULL, 0, NULL, NULL, 32, 544, FC_SOURCE_Q8)                                                                      \
+    X(A, F32, f32, "float32", 4, load_f32, NULL, transpose_panel, 1, 64, FC_SOURCE_F32)                                               \
+    X(A, BF16, bf16, "uint16", 2, load_bf16, NULL, zip_by_eights, 1, 32, FC_SOURCE_F32)                                               \
+    X(A, F16, f16, "float16", 2, load_f16, NULL, zip_neighbours, 1, 32, FC_SOURCE_F32)                                                \
+    /* groups of 32: w = scale * q, q in [-127, 127] as [8 quads of k][16][4], then 16 f16 scales; stored: f16 scale, 32 q */         \
+    X(A, INT8, int8, "V34", 34, load_int8, keep_int8, NULL, 32, 544, FC_SOURCE_Q8)                                                    \
     /* groups of 32: w = scale * q + minimum, q in [0, 15] as [4 quads of k][16][4], in the high nibbles the next 16 k; then 16 f16 \
-     * scales and 16 f16 minima */ \
-    X(A, INT4, int4, NULL, 0, NULL, NULL, 32, 320, FC_SOURCE_Q8)
+     * scales and 16 f16 minima; stored: f16 scale, f16 minimum, 16 bytes of q, in the high nibbles the second half */ \
+    X(A, INT4, int4, "V20", 20, load_int4, keep_int4, NULL, 32, 320, FC_SOURCE_Q8)
 
 #define FC_FORMAT_CODE(A, CODE, ...) FC_##CODE,
 typedef enum { FC_FORMATS(FC_FORMAT_CODE, ) FC_NUM_DTYPES } fc_dtype;
 #undef FC_FORMAT_CODE
 
-#define FC_BLOCK_BYTES_CASE(dtype, CODE, name, stored_as, element_bytes, load, pack_panel, block_k, block_bytes, source) \
+#define FC_BLOCK_BYTES_CASE(dtype, CODE, name, stored_as, element_bytes, load, keep, pack_panel, block_k, block_bytes, source) \
     dtype == FC_##CODE ? block_bytes:
 /* block_bytes of a format, a constant where dtype is one. */
 static inline int fc_block_bytes(int dtype) { return FC_FORMATS(FC_BLOCK_BYTES_CASE, dtype) 0; }
@@ -58,6 +59,7 @@ typedef struct {
     const char *name, *stored_as;
     int element_bytes;
     void (*load)(const void *elements, float *values, int n);
+    int (*keep)(void *blocks, int lane, const void *elements, int n); /* 0, or 1 where an integer is out of range */
     void (*pack_panel)(void *blocks, const void *elements, int k);
     int block_k, block_bytes;
     fc_source source;
@@ -77,9 +79,10 @@ size_t fc_packed_bytes(int out_features, int in_features, fc_dtype dtype);
 
 /* Put `num_rows` rows of `src` ([num_rows, in_features], row-major, elements of src_dtype) into `panels` from row `first_row` on;
  * a source row i goes to row first_row + i, or, with group_stride > 16, to first_row + i / 16 * group_stride + i % 16 (gate and up
- * projections interleaved panel by panel). Rounds to nearest even where the target is narrower. `panels` starts zeroed. */
-void fc_pack_rows(void *panels, fc_dtype dtype, int in_features, const void *src, fc_dtype src_dtype, int num_rows,
-                  int first_row, int group_stride, int num_threads);
+ * projections interleaved panel by panel). Rounds to nearest even where the target is narrower; elements of the target's own format
+ * stay as they are. `panels` starts zeroed. Returns 0, or 1 where stored integers go beyond the range of the format. */
+int fc_pack_rows(void *panels, fc_dtype dtype, int in_features, const void *src, fc_dtype src_dtype, int num_rows,
+                 int first_row, int group_stride, int num_threads);
 
 /* The inverse for one row, as f32. */
 void fc_unpack_row(const void *panels, fc_dtype dtype, int in_features, int row, float *out);

@@ -82,8 +82,8 @@ cdef extern from "fastcore.h" nogil:
     int fc_row_floats(int n)
     int fc_kv_bytes(int dtype)
     size_t fc_packed_bytes(int out_features, int in_features, fc_dtype dtype)
-    void fc_pack_rows(void *panels, fc_dtype dtype, int in_features, const void *src, fc_dtype src_dtype, int num_rows,
-                      int first_row, int group_stride, int num_threads)
+    int fc_pack_rows(void *panels, fc_dtype dtype, int in_features, const void *src, fc_dtype src_dtype, int num_rows,
+                     int first_row, int group_stride, int num_threads)
     void fc_unpack_row(const void *panels, fc_dtype dtype, int in_features, int row, float *out)
     int fc_num_isas()
     const char *fc_isa_name(int i)

@@ -101,22 +101,29 @@ cdef class PackedLinear:
         return self.panels.nbytes
 
     def pack(self, src: np.ndarray, str src_dtype, int first_row=0, int group_stride=16, int num_threads=1) -> None:
-        """Put src [rows, in_features] (elements of src_dtype, bf16 as uint16) in from first_row on; with group_stride 32 its
-        groups of 16 rows leave room for another map's between them."""
+        """Put src [rows, in_features] (elements of src_dtype, bf16 as uint16; of int8 and int4 an element is a group of 32) in from
+        first_row on; with group_stride 32 its groups of 16 rows leave room for another map's between them.
+
+        Elements of the map's own dtype stay as they are; ValueError where an integer is beyond its range."""
         if src_dtype not in STORED_AS or src.dtype != STORED_AS[src_dtype]:
             raise ValueError(f"source of dtype {src_dtype!r} stored as {src.dtype}")
-        if src.ndim != 2 or src.shape[1] != self.in_features or not src.flags.c_contiguous:
-            raise ValueError(f"source of shape {src.shape}: expected contiguous rows of {self.in_features}")
+        cdef int k = self.in_features, to = DTYPES[self.dtype], of = DTYPES[src_dtype], rows, beyond
+        cdef int elements = (k + fc_format_of(of).block_k - 1) // fc_format_of(of).block_k
+        if src.ndim != 2 or src.shape[1] != elements or not src.flags.c_contiguous:
+            raise ValueError(f"source of shape {src.shape}: expected contiguous rows of {elements}")
         if group_stride < 16 or group_stride % 16 or first_row < 0 or (group_stride > 16 and first_row % 16):
             raise ValueError(f"first_row {first_row} with group_stride {group_stride}")
         _check_threads(num_threads)
-        cdef int rows = src.shape[0], k = self.in_features, to = DTYPES[self.dtype], of = DTYPES[src_dtype]
+        rows = src.shape[0]
         cdef int64_t last = <int64_t>first_row + (rows - 1) // 16 * <int64_t>group_stride + (rows - 1) % 16
         if rows == 0 or last >= (self.out_features + 15) // 16 * 16:
             raise ValueError(f"{rows} rows from row {first_row} do not fit {self.out_features} rows")
         cdef const void *data = <const void *><uintptr_t>src.ctypes.data
         with nogil:
-            fc_pack_rows(<void *>self._data, <fc_dtype>to, k, data, <fc_dtype>of, rows, first_row, group_stride, num_threads)
+            beyond = fc_pack_rows(<void *>self._data, <fc_dtype>to, k, data, <fc_dtype>of, rows, first_row, group_stride,
+                                  num_threads)
+        if beyond:
+            raise ValueError("an integer is -128, and int8 maps hold those from -127 to 127")
 
     def row(self, int index) -> np.ndarray:
         """Row `index` as f32 [in_features]."""

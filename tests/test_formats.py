@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 # f32 whose panels hold the negative of each weight
-ROW = "    X(A, TOY, toy, NULL, 0, NULL, NULL, 1, 64, FC_SOURCE_F32)"
+ROW = "    X(A, TOY, toy, NULL, 0, NULL, NULL, NULL, 1, 64, FC_SOURCE_F32)"
 PACK = """
 static void pack_toy(void *blocks, int lane, const float *values, int n)
 {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 from gguf_files import CHATML, default_backend, write_gguf
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from test_tokenizer import AWKWARD_TEXTS, CORPUS, byte_level, llama3, sentencepiece
 from tiny import from_bf16, make_prompt, tiny_checkpoint, to_bf16
 from tokenizers import pre_tokenizers
@@ -58,9 +58,24 @@ def test_a_file_computes_what_its_folder_computes(tmp_path, family):
     )
 
 
-def test_quantised_maps_are_packed_as_bf16(tmp_path):
-    folder = tiny_checkpoint(tmp_path / "m", "llama", dtype="f32", hidden_size=64, intermediate_size=64)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_q8_0_is_what_its_values_are_in_int8(tmp_path, family):
+    """Each of ggml's groups has a 127, so that quantising its values gives the same integers and scales back."""
+    folder = tiny_checkpoint(tmp_path / "m", family, dtype="f32", hidden_size=64, intermediate_size=96, head_dim=16)
     path = write_gguf(tmp_path / "m.gguf", folder, quantize="Q8_0")
+    with open_checkpoint(path) as file:
+        values = {name: tensor.f32() for name, tensor in file.items()}
+    save_file(values, folder / "model.safetensors")
+    ids = make_prompt(9, vocab_size=256)
+    found = LLM(path, num_threads=2).logits(ids)
+    assert np.array_equal(found, LLM(folder, dtype="int8", num_threads=1).logits(ids))
+    assert not np.array_equal(found, LLM(folder, num_threads=1).logits(ids))
+    assert np.array_equal(LLM(path, dtype="f32").logits(ids), LLM(folder).logits(ids))
+
+
+def test_maps_that_no_format_holds_are_packed_as_bf16(tmp_path):
+    folder = tiny_checkpoint(tmp_path / "m", "llama", dtype="f32", hidden_size=64, intermediate_size=64)
+    path = write_gguf(tmp_path / "m.gguf", folder, quantize="Q5_1")
     (converted := tmp_path / "converted").mkdir()
     with open_checkpoint(path) as file:
         write_folder(file, converted, lambda size: None)

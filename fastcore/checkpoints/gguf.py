@@ -1,6 +1,6 @@
 """GGUF files under Hugging Face names: tensors, config, tokenizer and chat template.
 
-Values are dequantised by the `gguf` package. Known architectures: llama, qwen2, qwen3. What would change the result and
+Types that int8 and int4 maps can hold stay what they are (gguf_blocks.py); the `gguf` package dequantises the others. Known architectures: llama, qwen2, qwen3. What would change the result and
 has no counterpart here is an UnsupportedModelError naming it.
 """
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fastcore.checkpoints.checkpoint import Checkpoint, TokenizerParts
 from fastcore.checkpoints.fields import MAX_SIZE, Fields
+from fastcore.checkpoints.gguf_blocks import EXACT
 from fastcore.checkpoints.gguf_header import StoredTensor, read_header
 from fastcore.checkpoints.gguf_names import ARCHITECTURES, hf_name
 from fastcore.checkpoints.gguf_tokenizer import build_tokenizer, special_id, strings
@@ -54,53 +55,65 @@ _TOKEN_KEYS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "
 
 
 class GgufTensor:
-    """One tensor under its Hugging Face name. shape: as in Hugging Face, [out_features, in_features]."""
+    """One tensor under its Hugging Face name. shape: as in Hugging Face, [out_features, in_features].
+
+    dtype: INT8 or INT4 where the file's blocks are groups of such maps, F32 else: `array` is dequantised then.
+    """
 
     def __init__(self, name: str, stored: StoredTensor, heads: int | None) -> None:
+        from gguf import GGMLQuantizationType
+
         self.name = name
-        self.dtype = "F32"  # of `array`
         self.shape = stored.shape
         self.nbytes = math.prod(stored.byte_shape)
         self._stored = stored
         self._heads = heads
+        self._kind = GGMLQuantizationType(stored.type)
+        self.dtype, self._elements = EXACT.get(self._kind.name, ("F32", None))
 
     @property
     def auto_dtype(self) -> str:
-        """What dtype "auto" packs it as: its own if it is a float, bf16 if it is quantised."""
-        from gguf import GGMLQuantizationType
-
-        floats = {GGMLQuantizationType.F32: "f32", GGMLQuantizationType.F16: "f16"}
-        return floats.get(GGMLQuantizationType(self._stored.type), "bf16")
+        """What dtype "auto" packs it as: its own if there is a format that holds it, else bf16."""
+        kept = {"F32": "f32", "F16": "f16"} | {kind: dtype.lower() for kind, (dtype, _) in EXACT.items()}
+        return kept.get(self._kind.name, "bf16")
 
     @property
-    def array(self) -> NDArray[np.float32]:
-        """The values, as `f32` gives them."""
-        return self.f32()
+    def array(self) -> NDArray[Any]:
+        """The groups, rows in half-split order, or the values as `f32` gives them."""
+        if self._elements is None:
+            return self.f32()
+        try:
+            return self._half_split(self._elements(self._stored.data))
+        except UnsupportedModelError as error:
+            raise self._unreadable(error) from error
 
     def release(self) -> None:
-        """Let the stored bytes go from resident memory: the values are always copies."""
+        """Let the stored bytes go from resident memory. They stay readable."""
         self._stored.file.release(self._stored.begin, self._stored.begin + self.nbytes)
 
     def f32(self) -> NDArray[np.float32]:
         """The values as a new f32 array, dequantised, rotary rows in half-split order."""
-        from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        kind = GGMLQuantizationType(self._stored.type)
         try:
-            values = np.array(dequantize(self._stored.data, kind), np.float32).reshape(self.shape)
+            values = np.array(dequantize(self._stored.data, self._kind), np.float32).reshape(self.shape)
         except (NotImplementedError, ValueError) as error:
             if isinstance(error, CheckpointError):
                 raise
-            raise UnsupportedModelError(
-                f"tensor {self._stored.name!r} is stored as {kind.name}, which cannot be read: {error}"
-            ) from error
+            raise self._unreadable(error) from error
+        return self._half_split(values)
+
+    def _half_split(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """llama files interleave the two halves of each head: rows (0, h, 1, h + 1, ...) -> (0, 1, ..., h, h + 1, ...)"""
         if self._heads is None:
-            return values
-        # llama files interleave the two halves of each head: rows (0, h, 1, h + 1, ...) -> (0, 1, ..., h, h + 1, ...)
+            return rows
         half = self.shape[0] // self._heads // 2
-        return np.ascontiguousarray(
-            values.reshape(self._heads, half, 2, *self.shape[1:]).swapaxes(1, 2).reshape(self.shape)
+        by_head = rows.reshape(self._heads, half, 2, *rows.shape[1:])
+        return np.ascontiguousarray(by_head.swapaxes(1, 2)).reshape(rows.shape)
+
+    def _unreadable(self, error: Exception) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"tensor {self._stored.name!r} is stored as {self._kind.name}, which cannot be read: {error}"
         )
 
 

@@ -85,11 +85,12 @@ def _plain(op: Op) -> TypeGuard[Linear]:
 
 
 def _mergeable(uses: _Uses, indices: list[int]) -> list[Linear] | None:
-    """The maps at these places, if they can become one: of the same source, unchanged from the first to the last."""
+    """The maps at these places, if they can become one: of one dtype and source, unchanged from the first to the last."""
     maps = [op for i in indices if _plain(op := uses.ops[i])]
     if len(maps) < len(indices) or len({(op.src, op.src_scale) for op in maps}) > 1:
         return None
-    if len({op.weights.dtype for op in maps if isinstance(op.weights, LinearMap)}) > 1:
+    merged = [op.weights for op in maps if isinstance(op.weights, LinearMap)]
+    if len({(each.dtype, tensor.auto_dtype) for each in merged for tensor in each.tensors}) > 1:
         return None
     return None if uses.written(maps[0].src, min(indices), max(indices)) else maps
 

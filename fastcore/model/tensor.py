@@ -17,7 +17,7 @@ class Tensor(Protocol):
 
     @property
     def dtype(self) -> str:
-        """Of `array`, as safetensors names it: F32, F16, BF16, BOOL, I64 ..."""
+        """Of `array`, as safetensors names it: F32, F16, BF16, BOOL, I64 ..., or INT8 and INT4: groups of such maps."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -29,11 +29,14 @@ class Tensor(Protocol):
 
     @property
     def auto_dtype(self) -> str:
-        """What dtype "auto" packs it as: f32, f16 or bf16."""
+        """What dtype "auto" packs it as: f32, f16, bf16, int8 or int4."""
 
     @property
     def array(self) -> NDArray[Any]:
-        """The values, read-only, C order, of `shape`; bfloat16 as its bits in uint16. A view where the file allows."""
+        """The values, C order, of `shape`; bfloat16 as its bits in uint16. A view where the file allows.
+
+        Of INT8 and INT4 each row is its groups of 32, as csrc/formats.h stores them.
+        """
 
     def f32(self) -> NDArray[np.float32]:
         """The values as a new f32 array of `shape`."""

@@ -67,11 +67,10 @@ class LinearMap:
         return len(rows) * -(-rows[0] // 16) * 16 if self.in_turns else sum(rows)
 
     def packed_dtype(self, dtype: str) -> str:
-        """What it is packed as in a model loaded as `dtype`: "auto" is the tensors' own, f32 where they differ."""
+        """What it is packed as in a model loaded as `dtype`: "auto" is the tensors' own."""
         if self.dtype is not None or dtype != "auto":
             return self.dtype or _KEPT.get(dtype, {}).get(self.name, dtype)
-        stored = {tensor.auto_dtype for tensor in self.tensors}
-        return str(stored.pop()) if len(stored) == 1 else "f32"
+        return self.tensors[0].auto_dtype
 
     def packed_bytes(self, dtype: str) -> int:
         return packed_bytes(self.out_features, self.in_features, self.packed_dtype(dtype))
@@ -90,8 +89,7 @@ class Weights:
     """Takes tensors out of a checkpoint by their names under a prefix, each once, and packs them.
 
     tensors: of a checkpoint, by name.
-    dtype: of the packed linear maps; "auto" keeps each tensor's own (bf16 if it is quantised; f32 where stacked
-        tensors differ).
+    dtype: of the packed linear maps; "auto" keeps each tensor's own (bf16 where no format holds how it is quantised).
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], dtype: str = "auto", num_threads: int = 1) -> None:
@@ -192,7 +190,10 @@ class Weights:
             for tensor in linear.tensors:
                 array = tensor.array
                 threads = self._num_threads if array.nbytes >= SHARED_BYTES else 1
-                packed.pack(array, _STORED[tensor.dtype], first, stride, threads)
+                try:
+                    packed.pack(array, _STORED[tensor.dtype], first, stride, threads)
+                except ValueError as error:
+                    raise CheckpointError(f"tensor {tensor.name!r}: {error}; load it with dtype 'bf16'") from error
                 tensor.release()
                 first += 16 if linear.in_turns else tensor.shape[0]
             self._packed[linear] = packed
