@@ -75,8 +75,7 @@ def test_blocks_become_other_dtypes_through_their_values(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", EXACT)
 def test_fused_maps_keep_the_integers(kind: str) -> None:
-    """Stacked at rows that are no multiple of 16, interleaved with a last panel that is not full, and of two heads whose
-    halves the file interleaves."""
+    """Stacked at rows that are no multiple of 16, interleaved up to a panel that is not full, of heads in halves."""
     type_ = gguf.GGMLQuantizationType[kind]
     data = [random_blocks(kind, 20, 3, seed) for seed in range(3)]
     values = [dequantize(each, type_) for each in data]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fastcore.checkpoints.checkpoint import Checkpoint, TokenizerParts
 from fastcore.checkpoints.fields import MAX_SIZE, Fields
-from fastcore.checkpoints.gguf_blocks import EXACT
+from fastcore.checkpoints.gguf_blocks import EXACT, Elements
 from fastcore.checkpoints.gguf_header import StoredTensor, read_header
 from fastcore.checkpoints.gguf_names import ARCHITECTURES, hf_name
 from fastcore.checkpoints.gguf_tokenizer import build_tokenizer, special_id, strings
@@ -69,6 +69,7 @@ class GgufTensor:
         self._stored = stored
         self._heads = heads
         self._kind = GGMLQuantizationType(stored.type)
+        self._elements: Elements | None
         self.dtype, self._elements = EXACT.get(self._kind.name, ("F32", None))
 
     @property

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fastcore.checkpoints.groups import int4_groups, int8_groups
 from fastcore.errors import UnsupportedModelError
 
-__all__ = ["EXACT"]
+__all__ = ["EXACT", "Elements"]
 
 Bytes = NDArray[np.uint8]  # [..., bytes of a row]
 
@@ -64,8 +64,10 @@ def _in_halves(nibbles: Bytes) -> Bytes:
     return np.concatenate([nibbles & 15, nibbles >> 4], axis=-1)
 
 
+Elements = Callable[[Bytes], NDArray[Any]]
+
 # Type of ggml -> the dtype of a tensor of such elements, and what makes them of its bytes
-EXACT: dict[str, tuple[str, Callable[[Bytes], NDArray[Any]]]] = {
+EXACT: dict[str, tuple[str, Elements]] = {
     "Q8_0": ("INT8", _q8_0),
     "Q5_0": ("INT8", _q5_0),
     "IQ4_NL": ("INT8", _iq4_nl),

@@ -22,9 +22,7 @@ def int8_groups(scales: NDArray[np.float16], q: NDArray[np.int8]) -> NDArray[Any
     return elements.view(f"V{_INT8.itemsize}")
 
 
-def int4_groups(
-    scales: NDArray[np.float16], minima: NDArray[np.float16], nibbles: NDArray[np.uint8]
-) -> NDArray[Any]:
+def int4_groups(scales: NDArray[np.float16], minima: NDArray[np.float16], nibbles: NDArray[np.uint8]) -> NDArray[Any]:
     """scale * q + minimum. scales, minima: [..., groups]. nibbles: [..., groups, 16], of two q from 0 to 15 each, the
     low ones before the high ones. Returns elements [..., groups]."""
     elements = np.empty(scales.shape, _INT4)
