@@ -1,7 +1,8 @@
 """GGUF files under Hugging Face names: tensors, config, tokenizer and chat template.
 
-Types that int8 and int4 maps can hold stay what they are (gguf_blocks.py); the `gguf` package dequantises the others. Known architectures: llama, qwen2, qwen3. What would change the result and
-has no counterpart here is an UnsupportedModelError naming it.
+Types that int8 and int4 maps can hold stay what they are (gguf_blocks.py); the `gguf` package dequantises the others.
+Known architectures: llama, qwen2, qwen3. What would change the result and has no counterpart
+here is an UnsupportedModelError naming it.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class GgufTensor:
         return self._half_split(values)
 
     def _half_split(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """llama files interleave the two halves of each head: rows (0, h, 1, h + 1, ...) -> (0, 1, ..., h, h + 1, ...)"""
+        """Rows (0, h, 1, h + 1, ...) of a head, as llama files interleave halves, to (0, 1, ..., h, h + 1, ...)."""
         if self._heads is None:
             return rows
         half = self.shape[0] // self._heads // 2

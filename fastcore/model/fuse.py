@@ -85,7 +85,7 @@ def _plain(op: Op) -> TypeGuard[Linear]:
 
 
 def _mergeable(uses: _Uses, indices: list[int]) -> list[Linear] | None:
-    """The maps at these places, if they can become one: of one dtype, and of one source, unchanged from first to last."""
+    """The maps at these places, if they can become one: of one dtype and one source, unchanged from first to last."""
     maps = [op for i in indices if _plain(op := uses.ops[i])]
     if len(maps) < len(indices) or len({(op.src, op.src_scale) for op in maps}) > 1:
         return None
