@@ -26,7 +26,7 @@ KEY_VARIABLE = "FASTCORE_API_KEY"
 PII_NAME = "pii-masking-latest"  # what clients of the PII model's scoring service call it
 
 LIMITS: dict[str, tuple[type, str]] = {
-    "max_requests": (int, "completions under way and waiting (default: 1024)"),
+    "max_requests": (int, "completions under way and waiting; one too many gets 429 (default: 256)"),
     "max_completions": (int, "prompts times n in one request (default: 128)"),
     "max_logprobs": (int, "logprobs and top_logprobs of a request (default: 20)"),
     "max_stop": (int, "stop strings of a request (default: 16)"),

@@ -34,13 +34,12 @@ def request_error(error: BaseException) -> RequestError:
     message = " ".join(str(error).split())
     if isinstance(error, RequestError):
         return error
-    if isinstance(error, ContextLengthError):
+    if isinstance(error, ContextLengthError | CacheFullError):  # it would not fit if it were alone
         return RequestError(400, message, code="context_length_exceeded")
     if isinstance(error, ChatTemplateError):
         return RequestError(400, message, param="messages")
-    if isinstance(error, MemoryError):  # CacheFullError and OutOfMemoryError are two
-        told = message if isinstance(error, Error) else "there is no memory left for this request"
-        return RequestError(507 if isinstance(error, CacheFullError) else 503, told)
+    if isinstance(error, MemoryError):
+        return RequestError(503, message if isinstance(error, Error) else "there is no memory left for this request")
     if isinstance(error, CheckpointError | ForkError):
         return RequestError(500, message)
     if isinstance(error, RecursionError):
@@ -56,14 +55,15 @@ def request_error(error: BaseException) -> RequestError:
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
-    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    kinds = {429: "rate_limit_error"}
+    kind = kinds.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
 
 
 def error_response(error: RequestError, headers: Mapping[str, str] | None = None) -> Response:
     if error.status in (408, 413):  # the rest of the body is not wanted
         headers = {**(headers or {}), "Connection": "close"}
-    if error.status == 503:
+    if error.status in (429, 503):
         headers = {**(headers or {}), "Retry-After": "1"}
     return json_response(error_body(error), error.status, headers)
 

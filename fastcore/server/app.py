@@ -1,10 +1,11 @@
-"""The application: which endpoints a model brings, and what all of them share: limits, doors, and refusals as JSON."""
+"""The application: which endpoints models bring, and what all of them share: limits, doors, and refusals as JSON."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio.to_thread
 from starlette.applications import Starlette
@@ -18,8 +19,13 @@ from starlette.routing import Route
 from fastcore.server.answers import RequestError, error_response, json_response
 from fastcore.server.bodies import Bodies
 from fastcore.server.doors import ApiKey, JsonOnly, LoopbackGuard
-from fastcore.server.endpoint import Endpoint, Service, Stopping
+from fastcore.server.endpoint import Endpoint, Handler, Service, Stopping
 from fastcore.server.limits import RequestLimits
+from fastcore.server.metrics import Metrics, RequestMetrics
+from fastcore.server.openai import OpenAIService
+from fastcore.server.pii import PiiService
+from fastcore.server.served import ServedModel, ServedModels
+from fastcore.server.tokens import TOKENS
 
 if TYPE_CHECKING:
     from fastcore.classify import TokenClassifier
@@ -30,8 +36,8 @@ __all__ = ["create_app"]
 
 
 def create_app(
-    model: "TokenClassifier | LLM",
-    names: Sequence[str],
+    models: "TokenClassifier | LLM | Sequence[ServedModel]",
+    names: Sequence[str] = (),
     *,
     api_key: str | None = None,
     cors_origins: Sequence[str] = (),
@@ -40,47 +46,79 @@ def create_app(
     limits: RequestLimits | None = None,
     max_body_bytes: int | None = None,
     body_seconds: float | None = None,
+    max_weight_bytes: int | None = None,
 ) -> Starlette:
-    """An ASGI application that serves one model: scores and masks of a classifier, completions of a language model.
+    """An ASGI application that serves models: scores and masks of classifiers, completions of language models.
 
-    names: those that requests may call it by; the first is its own.
+    models: one that is loaded, which requests may call by `names` (the first is its own); or several, loaded when a
+    request needs them. max_weight_bytes: of those that are loaded at once.
     api_key: wanted in every request as `Authorization: Bearer ...`, but for /health.
     cors_origins: web pages from these origins ("*": any) may call; none by default.
     allowed_hosts: names beside localhost that requests to a loopback address may have in their header Host.
     use_generation_config: sample as the checkpoint's generation_config.json says, where a request does not say how.
     limits: of requests; max_body_bytes and body_seconds replace two of them.
     """
-    if not names:
-        raise ValueError("names is empty; expected at least one name for the model")
     limits = limits or RequestLimits()
     if max_body_bytes is not None:
         limits = replace(limits, max_body_bytes=max_body_bytes)
     if body_seconds is not None:
         limits = replace(limits, body_seconds=body_seconds)
-    service = _service(model, limits, use_generation_config)
+    metrics = Metrics()
+
+    def serve(served: ServedModel, model: "TokenClassifier | LLM") -> Service:
+        if served.is_classifier:
+            return PiiService(cast("TokenClassifier", model), limits)
+        llm, done = cast("LLM", model), partial(metrics.completed, served.names[0])
+        return OpenAIService(llm, limits, _sampling_defaults(llm, use_generation_config), done)
+
+    given = models if isinstance(models, Sequence) else [ServedModel.loaded(models, names)]
+    served = ServedModels(given, serve, handlers_of, max_weight_bytes)
+    metrics.watch(served)
     bodies, stopping = Bodies(limits), Stopping()
-    models = _models(names, service)
+    created = int(time.time())
+
+    def facts(name: str) -> dict[str, Any]:
+        model = served.names[name]
+        facts: dict[str, Any] = {"id": name, "object": "model", "created": created, "owned_by": "fastcore"}
+        return facts | {"loaded": False} if model.service is None else facts | {"loaded": True, **model.service.facts()}
 
     async def health(request: Request) -> Response:
-        return json_response({"status": "ok", **service.status()})
+        services = [model.service for model in served if model.service is not None]
+        return json_response(
+            {"status": "ok", "active_requests": sum(service.status()["active_requests"] for service in services)}
+        )
 
     async def list_models(request: Request) -> Response:
-        return json_response({"object": "list", "data": list(models.values())})
+        return json_response({"object": "list", "data": [facts(name) for name in served.names]})
 
     async def one_model(request: Request) -> Response:
         name = request.path_params["name"]
-        if name not in models:
-            message = f"the model {name!r:.200} is not served here; served: {', '.join(names)}"
+        if name not in served.names:
+            message = f"the model {name!r:.200} is not served here; served: {', '.join(served.names)}"
             return error_response(RequestError(404, message, code="model_not_found", param="model"))
-        return json_response(models[name])
+        return json_response(facts(name))
+
+    async def numbers(request: Request) -> Response:
+        return metrics.page()
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        service.stop()
-        await anyio.to_thread.run_sync(service.close)
+        served.stop()
+        await anyio.to_thread.run_sync(served.close)
 
-    middleware = []
+    handlers = {path: handler for model in served for path, handler in handlers_of(model).items()}
+    routes = [
+        Route("/health", health, methods=["GET"]),
+        Route("/metrics", numbers, methods=["GET"]),
+        Route("/v1/models", list_models, methods=["GET"]),
+        Route("/v1/models/{name:path}", one_model, methods=["GET"]),
+        *(
+            Route(path, Endpoint(path, handler, bodies, served, stopping), methods=["POST"])
+            for path, handler in handlers.items()
+        ),
+    ]
+    middleware = [Middleware(RequestMetrics, metrics=metrics, paths=[route.path for route in routes])]
     if cors_origins:  # outermost: a preflight request carries no key, and refusals need the CORS headers too
         middleware.append(
             Middleware(
@@ -95,44 +133,26 @@ def create_app(
         middleware.append(Middleware(ApiKey, api_key=api_key))
     middleware.append(Middleware(JsonOnly))
     app = Starlette(
-        routes=[
-            Route("/health", health, methods=["GET"]),
-            Route("/v1/models", list_models, methods=["GET"]),
-            Route("/v1/models/{name:path}", one_model, methods=["GET"]),
-            *(
-                Route(path, Endpoint(handler, bodies, names, stopping), methods=["POST"])
-                for path, handler in service.handlers.items()
-            ),
-        ],
-        middleware=middleware,
-        exception_handlers={HTTPException: _refusal},
-        lifespan=lifespan,
+        routes=routes, middleware=middleware, exception_handlers={HTTPException: _refusal}, lifespan=lifespan
     )
     app.router.redirect_slashes = False  # a redirect would repeat whatever the header Host says
-    app.state.stop = _stop(service, stopping)
+    app.state.stop = _stop(served, stopping)
     return app
 
 
-def _stop(service: Service, stopping: Stopping) -> Callable[[], None]:
+def handlers_of(model: ServedModel) -> Mapping[str, Handler[Any]]:
+    """What answers at which path."""
+    return (PiiService.handlers if model.is_classifier else OpenAIService.handlers) | TOKENS
+
+
+def _stop(models: ServedModels, stopping: Stopping) -> Callable[[], None]:
     """Tell every client whose request is under way that the server ends, and turn away those that still come."""
 
     def stop() -> None:
         stopping.set()
-        service.stop()
+        models.stop()
 
     return stop
-
-
-def _service(model: "TokenClassifier | LLM", limits: RequestLimits, use_generation_config: bool) -> Service:
-    from fastcore.classify import TokenClassifier
-
-    if isinstance(model, TokenClassifier):
-        from fastcore.server.pii import PiiService
-
-        return PiiService(model, limits)
-    from fastcore.server.openai import OpenAIService
-
-    return OpenAIService(model, limits, _sampling_defaults(model, use_generation_config))
 
 
 def _sampling_defaults(llm: "LLM", use_generation_config: bool) -> "SamplingParams":
@@ -143,14 +163,6 @@ def _sampling_defaults(llm: "LLM", use_generation_config: bool) -> "SamplingPara
     defaults = SamplingParams.from_generation_config(generation)
     says = generation.get("temperature") is not None or generation.get("do_sample") is not None
     return defaults if says else defaults.replace(temperature=1.0)
-
-
-def _models(names: Sequence[str], service: Service) -> dict[str, dict[str, object]]:
-    created = int(time.time())
-    return {
-        name: {"id": name, "object": "model", "created": created, "owned_by": "fastcore", **service.facts()}
-        for name in names
-    }
 
 
 async def _refusal(request: Request, error: Exception) -> Response:

@@ -1,7 +1,8 @@
 """One request: its body read, the work done, failures told, and the end when its client or the server goes."""
 
 import threading
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fastcore.engine.scheduler import Results
 from fastcore.server.answers import RequestError, error_response, request_error
 from fastcore.server.bodies import Bodies
+from fastcore.server.served import ServedModels
 
 __all__ = ["Endpoint", "Handler", "Service", "Stopping", "collect", "until_gone"]
 
@@ -26,25 +28,22 @@ class Handler(Generic[F]):
     """What answers at a path.
 
     fields: a struct that has `model`; ignored: names of further ones that cannot change the answer; refused: name ->
-    why. answer: called with the request, its fields, and the name that it calls the model by.
+    why. answer: called with the model's service, the request, its fields, and the name that it calls the model by.
     """
 
     fields: type[F]
-    answer: Callable[[Request, F, str], Awaitable[ASGIApp]]
+    answer: Callable[[Any, Request, F, str], Awaitable[ASGIApp]]
     ignored: Collection[str] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
 class Service(Protocol):
-    """What a kind of model brings to the server.
+    """A loaded model, as its endpoints use it.
 
-    handlers: by path. status: what /health says; facts: what /v1/models says. stop: end what is under way.
+    status: numbers of the moment, among them active_requests; facts: what /v1/models says. stop: end what is under way.
     """
 
-    @property
-    def handlers(self) -> Mapping[str, Handler[Any]]: ...
-
-    def status(self) -> dict[str, Any]: ...
+    def status(self) -> dict[str, float]: ...
 
     def facts(self) -> dict[str, Any]: ...
 
@@ -78,30 +77,33 @@ class Stopping:
 
 
 class Endpoint:
-    """An ASGI application for one POST endpoint."""
+    """An ASGI application for one path of POST requests, answered by the model that each of them names."""
 
-    def __init__(self, handler: Handler[Any], bodies: Bodies, names: Sequence[str], stopping: Stopping) -> None:
+    def __init__(
+        self, path: str, handler: Handler[Any], bodies: Bodies, models: ServedModels, stopping: Stopping
+    ) -> None:
+        self._path = path
         self._handler = handler
         self._bodies = bodies
-        self._names = names
+        self._models = models
         self._stopping = stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
-        try:
-            response = await self._stopping.answered(lambda: self._answer(request))
-        except Exception as error:
-            response = error_response(request_error(error))
-        await response(scope, receive, send)
+        with ExitStack() as held:  # the model, until the answer is sent
+            try:
+                response = await self._stopping.answered(lambda: self._answer(request, held))
+            except Exception as error:
+                response = error_response(request_error(error))
+            await response(scope, receive, send)
 
-    async def _answer(self, request: Request) -> ASGIApp:
+    async def _answer(self, request: Request, held: ExitStack) -> ASGIApp:
         handler = self._handler
         fields = await self._bodies.read(request, handler.fields, handler.ignored, handler.refused)
-        name = fields.model
-        if name is not None and name not in self._names:
-            message = f"the model {name!r:.200} is not served here; served: {', '.join(self._names)}"
-            raise RequestError(404, message, code="model_not_found", param="model")
-        return await handler.answer(request, fields, name or self._names[0])
+        model = self._models.find(fields.model, self._path)
+        service = await self._models.acquire(model)
+        held.callback(self._models.release, model)
+        return await handler.answer(service, request, fields, fields.model or model.names[0])
 
 
 async def collect(

@@ -7,7 +7,7 @@ __all__ = ["RequestLimits"]
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Bounds of each request, and of all together. Beyond them a request is refused, with 400, 408, 413 or 503.
+    """Bounds of each request, and of all together. Beyond them a request is refused, with 400, 408, 413, 429 or 503.
 
     max_body_bytes, body_seconds: how large its body may be, and how long it may take to come.
     max_pending_bytes: of all bodies that are on their way or being read.
@@ -24,7 +24,7 @@ class RequestLimits:
     body_seconds: float = 30.0
     max_pending_bytes: int = 256 << 20
     max_json_values: int = 1_000_000
-    max_requests: int = 1024
+    max_requests: int = 256
     max_completions: int = 128
     max_logprobs: int = 20
     max_logprob_values: int = 1_000_000

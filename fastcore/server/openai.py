@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import anyio
 import anyio.to_thread
@@ -10,6 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fastcore.engine.request import Request
 from fastcore.engine.sampling_params import SamplingParams
 from fastcore.llm import LLM
 from fastcore.server.answers import RequestError, error_body, json_bytes, json_response, request_error
@@ -29,27 +30,39 @@ from fastcore.server.openai_fields import (
 )
 from fastcore.server.step_thread import Job, StepThread
 
+if TYPE_CHECKING:
+    from fastcore.text.tokenizer import Tokenizer
+
 __all__ = ["OpenAIService"]
 
 LARGE_CHARS = 1 << 15  # a text of which encoding takes a while; one at a time
 
 
 class OpenAIService:
-    """Completions of one language model. defaults: how to sample where a request does not say."""
+    """Completions of one language model.
 
-    def __init__(self, llm: LLM, limits: RequestLimits, defaults: SamplingParams) -> None:
+    defaults: how to sample where a request does not say. done: called with each completion that has ended.
+    """
+
+    def __init__(
+        self, llm: LLM, limits: RequestLimits, defaults: SamplingParams, done: Callable[[Request], None]
+    ) -> None:
         self._llm = llm
         self._limits = limits
         self._defaults = defaults
-        self._steps = StepThread(llm, limits.max_requests)
+        self._steps = StepThread(llm, limits.max_requests, done)
         self._turns = anyio.CapacityLimiter(1)  # of large prompts
-        self.handlers: dict[str, Handler[Any]] = {
-            "/v1/completions": Handler(CompletionFields, self.completions, IGNORED, REFUSED),
-            "/v1/chat/completions": Handler(ChatFields, self.chat, IGNORED, CHAT_REFUSED),
-        }
 
-    def status(self) -> dict[str, Any]:
-        return {"active_requests": self._steps.num_requests}
+    @property
+    def tokenizer(self) -> "Tokenizer":
+        return self._llm.tokenizer
+
+    @property
+    def max_seq_len(self) -> int:
+        return self._llm.max_seq_len
+
+    def status(self) -> dict[str, float]:
+        return {"active_requests": self._steps.num_requests, "free_cache_positions": self._llm.pool.free_positions}
 
     def facts(self) -> dict[str, Any]:
         """default_sampling: how answers are sampled where a request does not say."""
@@ -131,6 +144,11 @@ class OpenAIService:
         if fields.stream:
             return _Events(self._steps, answer, options is not None and options.include_usage is True)
         return await _whole(http, self._steps, answer)
+
+    handlers: ClassVar[dict[str, Handler[Any]]] = {
+        "/v1/completions": Handler(CompletionFields, completions, IGNORED, REFUSED),
+        "/v1/chat/completions": Handler(ChatFields, chat, IGNORED, CHAT_REFUSED),
+    }
 
 
 def _only(name: str, value: Any, *supported: Any) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import anyio
 import anyio.to_thread
@@ -15,6 +15,9 @@ from fastcore.pii.masking import MaskingRules
 from fastcore.server.answers import RequestError, json_bytes, json_response
 from fastcore.server.endpoint import Handler, collect
 from fastcore.server.limits import RequestLimits
+
+if TYPE_CHECKING:
+    from fastcore.text.tokenizer import Tokenizer
 
 __all__ = ["PiiService"]
 
@@ -53,12 +56,16 @@ class PiiService:
         self._limits = limits
         self._threads = anyio.CapacityLimiter(THREADS)
         self._active = 0
-        self.handlers: dict[str, Handler[Any]] = {
-            "/v1/scoring": Handler(ScoringFields, self.scoring),
-            "/v1/pii": Handler(FindFields, self.find),
-        }
 
-    def status(self) -> dict[str, Any]:
+    @property
+    def tokenizer(self) -> "Tokenizer":
+        return self._classifier.tokenizer
+
+    @property
+    def max_seq_len(self) -> int:
+        return self._classifier.max_seq_len
+
+    def status(self) -> dict[str, float]:
         return {"active_requests": self._active}
 
     def facts(self) -> dict[str, Any]:
@@ -147,12 +154,17 @@ class PiiService:
     @contextmanager
     def _counted(self) -> Iterator[None]:
         if self._active >= self._limits.max_requests:
-            raise RequestError(503, f"{self._active} requests are under way or waiting; try again later")
+            raise RequestError(429, f"{self._active} requests are under way or waiting; try again later")
         self._active += 1
         try:
             yield
         finally:
             self._active -= 1
+
+    handlers: ClassVar[dict[str, Handler[Any]]] = {
+        "/v1/scoring": Handler(ScoringFields, scoring),
+        "/v1/pii": Handler(FindFields, find),
+    }
 
 
 def _scoring_response(results: list[TokenScores]) -> Response:

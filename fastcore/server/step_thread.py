@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -53,9 +53,11 @@ class Job:
 class StepThread:
     """Runs steps while there are jobs. The event loop never waits for a step: jobs are handed over between steps."""
 
-    def __init__(self, llm: LLM, max_requests: int) -> None:
+    def __init__(self, llm: LLM, max_requests: int, done: Callable[[Request], None]) -> None:
+        """max_requests: completions under way and waiting. done: called with each that has ended, by the thread."""
         self.llm = llm
         self._max_requests = max_requests
+        self._done = done
         self._scheduler = llm._scheduler
         self._jobs: list[Job] = []  # of the thread alone, as the scheduler is
         self._arrived: list[Job] = []
@@ -74,11 +76,11 @@ class StepThread:
     def prepare(self, prompts: Sequence[list[int]], params: SamplingParams) -> Job:
         """A job of params.n completions for each prompt.
 
-        Raises ContextLengthError for a prompt that is too long, and a 503 when too much is under way already.
+        Raises ContextLengthError for a prompt that is too long, and a 429 when too much is under way already.
         """
         wanted = len(prompts) * params.n
         if self.num_requests + wanted > self._max_requests:
-            raise RequestError(503, f"{self.num_requests} completions are under way or waiting; try again later")
+            raise RequestError(429, f"{self.num_requests} completions are under way or waiting; try again later")
         return Job([self.llm._request(ids, params, i) for ids in prompts for i in range(params.n)])
 
     async def run(self, job: Job) -> AsyncGenerator[None, None]:
@@ -154,6 +156,9 @@ class StepThread:
     def _tell(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             job.update()
+            if job.is_done:
+                for request, _ in job.completions:
+                    self._done(request)
         loop = self._loop
         if loop is not None and not loop.is_closed():
             for job in jobs:
