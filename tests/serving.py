@@ -5,34 +5,34 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from fastcore import LLM, TokenClassifier
 from fastcore.server import create_app
-from fastcore.server.run import Server, ServerOptions, server_config
+from fastcore.server.run import Server, ServerOptions, bound, server_config
 
 __all__ = ["call", "raw", "serving"]
 
 
 @contextmanager
 def serving(
-    model: TokenClassifier | LLM, names: list[str], *, running: dict[str, Any] | None = None, **options: Any
+    model: Any, names: Sequence[str] = (), *, running: dict[str, Any] | None = None, **options: Any
 ) -> Iterator[int]:
-    """The port of a running server. options: of create_app; running: of ServerOptions."""
+    """The port of a running server. model, names, options: of create_app; running: of ServerOptions."""
     app = create_app(model, names, **options)
-    server = Server(server_config(app, "127.0.0.1", 0, "critical", ServerOptions(**(running or {}))))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
+    with bound("127.0.0.1", 0) as sockets:
+        server = Server(server_config(app, ServerOptions(log_level="critical", **(running or {}))))
+        thread = threading.Thread(target=server.run, args=[sockets])
+        thread.start()
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        try:
+            yield sockets[0].getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def call(port: int, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None):

@@ -433,8 +433,9 @@ def test_chat_samples_as_the_checkpoint_recommends(
 @pytest.mark.parametrize("name", ["info", "verify", "bench", "chat", "serve", "pull", "export"])
 def test_a_model_is_named_by_its_place_or_by_an_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["m.fh1w"] if name == "export" else []
-    assert main([name, "nowhere", *out, "-m", "elsewhere"]) == 1
-    assert "two models are named, nowhere and elsewhere" in capsys.readouterr().err
+    if name != "serve":  # which takes any number
+        assert main([name, "nowhere", *out, "-m", "elsewhere"]) == 1
+        assert "two models are named, nowhere and elsewhere" in capsys.readouterr().err
     messages = []
     for arguments in (["./nowhere", *out], ["-m", "./nowhere", *out], ["--model", "./nowhere", *out]):
         assert main([name, *arguments]) == 1

@@ -374,8 +374,8 @@ def test_a_server_that_stops_ends_its_requests(
 def test_too_many_requests_are_turned_away(llm: LLM) -> None:
     with serving(llm, ["tiny"], limits=RequestLimits(max_requests=2)) as port:
         assert complete(port, prompt="x", n=2, max_tokens=1)["usage"]["completion_tokens"] == 2
-        status, answer, _ = call(port, "POST", "/v1/completions", {"prompt": "x", "n": 3})
-        assert (status, answer["error"]["type"]) == (503, "server_error")
+        status, answer, headers = call(port, "POST", "/v1/completions", {"prompt": "x", "n": 3})
+        assert (status, answer["error"]["type"], headers["retry-after"]) == (429, "rate_limit_error", "1")
 
 
 # ---------------------------------------------------------------- what clients send besides

@@ -377,6 +377,50 @@ def test_wrong_options_of_the_command(classifier: TokenClassifier, capsys: pytes
     assert "--max-body" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_used_port_is_one_line(host: str, port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "nowhere", "--host", host, "--port", str(port)]) == 1
+    told = capsys.readouterr().err
+    assert f"cannot listen at {host}, port {port}: Address already in use; choose another with --port" in told
+    assert told.count("\n") == 1
+
+
+def test_several_models_and_logs_as_json(classifier: TokenClassifier, tiny_folder: Any, tmp_path: Path) -> None:
+    pii, llama = classifier._checkpoint.path, tiny_folder("llama", max_position_embeddings=200_000)
+    models = [f"one={tiny_folder('qwen2')}", f"two={llama}", "--model", str(pii)]
+    options = ["--port", "0", "--log-format", "json", "--threads", "1", "--max-weights", "1"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "fastcore", "serve", *models, *options],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(fastcore.__file__).parent.parent)},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        lines = map(json.loads, iter(process.stderr.readline, ""))
+        port = next(int(line["message"].rpartition(":")[2]) for line in lines if "listening" in line["message"])
+        models = call(port, "GET", "/v1/models?secret")[1]["data"]
+        names = {"one": True, "two": False, pii.name: False, "pii-masking-latest": False}
+        assert {model["id"]: model["loaded"] for model in models} == names
+        assert call(port, "POST", "/v1/pii", {"sequences": ["secret"]})[0] == 200
+        long = {"prompt": "secret", "ignore_eos": True, "max_tokens": 150_000, "model": "two"}
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(call, port, "POST", "/v1/completions", long)
+            while not call(port, "GET", "/health")[1]["active_requests"]:
+                time.sleep(0.01)
+            start = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            assert answer.result(60)[0] == 503
+        assert process.wait(60) == 0
+        assert time.monotonic() - start < 10
+        assert process.stdout is not None
+        log = [json.loads(line) for line in process.stdout]
+    assert {"method": "POST", "path": "/v1/pii", "status": 200}.items() <= log[1].items()
+    assert log[0]["path"] == "/v1/models"
+    assert "secret" not in json.dumps(log)
+
+
 # ---------------------------------------------------------------- pages of elsewhere
 
 

@@ -1,12 +1,15 @@
-"""Serve a model over HTTP.
+"""Serve models over HTTP.
 
   fastcore serve FOLDER --port 8000
+  fastcore serve smollm2-135m small=OTHER_FOLDER --max-weights 2
   curl -s localhost:8000/v1/chat/completions --json '{"messages": [{"role": "user", "content": "Why is the sky?"}]}'
   curl -s localhost:8000/v1/pii --json '{"sequences": ["My name is John Smith"]}'
 
 A language model answers as OpenAI's API does: POST /v1/completions and POST /v1/chat/completions, streaming included. A
 token classifier answers POST /v1/pii (entities and masked texts) and POST /v1/scoring (token_ids, pruning_scores,
-ranking_scores: its numbers token by token). GET /health and GET /v1/models answer for every model.
+ranking_scores: its numbers token by token). Every model answers GET /v1/models, POST /tokenize and /detokenize.
+
+Of several models each request names one. The first is loaded at once, the others when a request needs them.
 """
 
 import argparse
@@ -14,11 +17,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastcore.cli.options import MODEL, add_loading_options, add_model, load_llm
+from fastcore.cli.options import MODEL, add_loading_options, load_llm
 
 if TYPE_CHECKING:
     from fastcore.classify import TokenClassifier
     from fastcore.llm import LLM
+    from fastcore.server import ServedModel
 
 __all__ = ["configure", "run"]
 
@@ -44,7 +48,17 @@ RUNNING: dict[str, tuple[type, str]] = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_model(parser, what=f"{MODEL} (default: smollm2-135m)")
+    parser.add_argument(
+        "models", nargs="*", metavar="MODEL",
+        help=f"{MODEL}, or NAME=MODEL, which requests call NAME; several may be served (default: smollm2-135m)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-m", "--model", action="append", default=[], dest="more_models", metavar="MODEL", help="the same as an option"
+    )
+    parser.add_argument(
+        "--max-weights", type=float, metavar="GB",
+        help="of all models that are loaded at once; the one unused for longest makes room (default: no bound)",
+    )  # fmt: skip
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
     )
@@ -58,7 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--served-model-name", action="append", default=[], metavar="NAME",
-        help="what requests may call the model; repeatable (default: the folder's name)",
+        help="what requests may call a single model; repeatable (default: the folder's name)",
     )  # fmt: skip
     parser.add_argument(
         "--allow-host", action="append", default=[], metavar="HOST",
@@ -75,16 +89,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for name, (kind, what) in (LIMITS | RUNNING).items():
         limits.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N" if kind is int else "S", help=what)
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    parser.add_argument("--log-format", default="text", choices=["text", "json"], help="json: an object a line")
     add_loading_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from fastcore.llm import LLM
-    from fastcore.server import RequestLimits, ServerOptions, create_app, run_server
-    from fastcore.sources.resolve import resolve
+    from fastcore.server import RequestLimits, ServerOptions, bound, create_app, run_server
 
     given = {name: getattr(args, name) for name in (*LIMITS, *RUNNING) if getattr(args, name) is not None}
-    for name, value in {"max_body": args.max_body, "body_seconds": args.body_seconds, **given}.items():
+    checked = {"max_body": args.max_body, "body_seconds": args.body_seconds, **given}
+    if args.max_weights is not None:
+        checked["max_weights"] = args.max_weights
+    for name, value in checked.items():
         if not 0 < value < float("inf"):
             raise ValueError(f"--{name.replace('_', '-')} is {value}; expected a number above 0")
     if not 0 <= args.port <= 65535:
@@ -94,21 +110,57 @@ def run(args: argparse.Namespace) -> int:
         body_seconds=args.body_seconds,
         **{name: given[name] for name in LIMITS if name in given},
     )
-    path = resolve(args.model)
-    model = _load(path, args)
-    names = [_name(args.model, path), *([] if isinstance(model, LLM) else [PII_NAME])]
-    app = create_app(
-        model,
-        args.served_model_name or names,
-        api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
-        cors_origins=args.cors,
-        allowed_hosts=args.allow_host,
-        use_generation_config=not args.no_generation_config,
-        limits=limits,
-    )
-    running = ServerOptions(**{name: given[name] for name in RUNNING if name in given})
-    run_server(app, args.host, args.port, args.log_level, running)
+    running = {name: given[name] for name in RUNNING if name in given}
+    options = ServerOptions(log_level=args.log_level, log_format=args.log_format, **running)
+    with bound(args.host, args.port) as sockets:  # before a model is loaded, as it may fail
+        app = create_app(
+            _models(args),
+            api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
+            cors_origins=args.cors,
+            allowed_hosts=args.allow_host,
+            use_generation_config=not args.no_generation_config,
+            limits=limits,
+            max_weight_bytes=None if args.max_weights is None else int(args.max_weights * 1e9),
+        )
+        run_server(app, sockets, options)
     return 0
+
+
+def _models(args: argparse.Namespace) -> "list[ServedModel]":
+    from fastcore.sources.resolve import DEFAULT_MODEL
+
+    named = [*args.models, *args.more_models] or [DEFAULT_MODEL]
+    if args.served_model_name and len(named) > 1:
+        raise ValueError("--served-model-name is for one model; name each of several as NAME=MODEL")
+    models = [_served(text, args) for text in named]
+    classifiers = [model for model in models if model.is_classifier]
+    if args.served_model_name:
+        models[0].names = args.served_model_name
+    elif classifiers:
+        classifiers[0].names = [*classifiers[0].names, PII_NAME]
+    models[0].at_once = True
+    return models
+
+
+def _served(text: str, args: argparse.Namespace) -> "ServedModel":
+    """What MODEL or NAME=MODEL names, not loaded yet. A hub id or a named model is called so; a folder by its name."""
+    from fastcore.checkpoints.open import open_checkpoint
+    from fastcore.engine.scheduler import MAX_ROWS
+    from fastcore.models.footprint import plan_model
+    from fastcore.server import ServedModel
+    from fastcore.sources.resolve import resolve
+
+    name, _, given = text.rpartition("=")
+    if not name or "/" in name or Path(text).exists():
+        name, given = "", text
+    path = resolve(given)
+    weight_bytes = 0
+    with open_checkpoint(path) as checkpoint:
+        is_classifier = checkpoint.config().is_token_classifier
+        if args.max_weights is not None:
+            weight_bytes = plan_model(checkpoint, MAX_ROWS, 1).weight_bytes[args.dtype]
+    name = name or (path.resolve().name if Path(given).exists() else given)
+    return ServedModel([name], lambda: _load(path, args), is_classifier, weight_bytes)
 
 
 def _load(path: Path, args: argparse.Namespace) -> "LLM | TokenClassifier":
@@ -121,12 +173,3 @@ def _load(path: Path, args: argparse.Namespace) -> "LLM | TokenClassifier":
         model = TokenClassifier(checkpoint, dtype=args.dtype, num_threads=args.threads, max_seq_len=args.max_seq_len)
         model.tokenizer  # noqa: B018  read now rather than in the first request
         return model
-
-
-def _name(model: str | None, path: Path) -> str:
-    """A hub id or a named model is called what it was called; a folder by its last part."""
-    from fastcore.sources.resolve import DEFAULT_MODEL
-
-    if model is None:
-        return DEFAULT_MODEL
-    return path.resolve().name if Path(model).exists() else model

@@ -14,7 +14,7 @@ except ImportError as error:
 
 from fastcore.server.app import create_app
 from fastcore.server.limits import RequestLimits
-from fastcore.server.run import ServerOptions, run_server
+from fastcore.server.run import ServerOptions, bound, run_server
 from fastcore.server.served import ServedModel
 
-__all__ = ["RequestLimits", "ServedModel", "ServerOptions", "create_app", "run_server"]
+__all__ = ["RequestLimits", "ServedModel", "ServerOptions", "bound", "create_app", "run_server"]

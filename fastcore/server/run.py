@@ -1,7 +1,10 @@
 """Running the application with uvicorn: bounded connections, and an end that every client is told of."""
 
 import asyncio
+import logging
 import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -10,8 +13,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from fastcore.server.connections import BACKLOG, connection_class, connections_that_fit
+from fastcore.server.logs import log_config
 
-__all__ = ["Server", "ServerOptions", "run_server", "server_config"]
+__all__ = ["Server", "ServerOptions", "bound", "run_server", "server_config"]
+
+log = logging.getLogger("fastcore.server")
 
 LAST_WORDS_SECONDS = 2.0  # of those to shut down, for telling clients
 
@@ -19,27 +25,51 @@ LAST_WORDS_SECONDS = 2.0  # of those to shut down, for telling clients
 @dataclass(frozen=True)
 class ServerOptions:
     """max_connections, header_seconds, send_seconds: see `connections.connection_class`. shutdown_seconds: for requests
-    under way when the server is to end."""
+    under way when the server is to end. log_format: text | json."""
 
     max_connections: int = 1000
     header_seconds: float = 10.0
     send_seconds: float = 30.0
     shutdown_seconds: float = 8.0  # below the ten that container runtimes wait before they kill
+    log_level: str = "info"
+    log_format: str = "text"
 
 
 DEFAULTS = ServerOptions()
 
 
-def server_config(
-    app: ASGIApp, host: str, port: int, log_level: str = "info", options: ServerOptions = DEFAULTS
-) -> uvicorn.Config:
+@contextmanager
+def bound(host: str, port: int) -> Iterator[list[socket.socket]]:
+    """Sockets at a port of this host's addresses, which refuse connections until a server listens. 0: any free port.
+
+    Raises OSError, which says why there can be none.
+    """
+    with ExitStack() as held:
+        sockets: list[socket.socket] = []
+        try:
+            for family, kind, _, _, address in socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            ):
+                made = held.enter_context(socket.socket(family, kind))
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                own = sockets[0].getsockname()[1] if sockets else port  # the same for all
+                made.bind((address[0], own, *address[2:]))
+                sockets.append(made)
+        except OSError as error:
+            message = f"cannot listen at {host}, port {port}: {error.strerror}; choose another with --port"
+            raise OSError(message) from None
+        yield sockets
+
+
+def server_config(app: ASGIApp, options: ServerOptions = DEFAULTS) -> uvicorn.Config:
     """uvicorn with the parts that do not depend on what else is installed."""
     fitting = connections_that_fit(options.max_connections)
     return uvicorn.Config(
         app,
-        host=host,
-        port=port,
-        log_level=log_level,
+        log_level=options.log_level,
+        log_config=log_config(options.log_format, options.log_level),
         http=connection_class(fitting, options.header_seconds, options.send_seconds),
         loop="asyncio",
         ws="none",
@@ -57,6 +87,12 @@ class Server(uvicorn.Server):  # type: ignore[misc]
         self.force_exit: bool = self.should_exit  # asked twice
         self.should_exit: bool = True
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
+            log.info("listening at http://%s:%d", f"[{host}]" if ":" in host else host, port)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         stop: Any = getattr(getattr(self.config.app, "state", None), "stop", None)
         if stop is not None:
@@ -65,6 +101,9 @@ class Server(uvicorn.Server):  # type: ignore[misc]
         await super().shutdown(sockets)
 
 
-def run_server(app: ASGIApp, host: str, port: int, log_level: str = "info", options: ServerOptions = DEFAULTS) -> None:
-    """Serve until interrupted or terminated; requests under way are finished first, as far as there is time."""
-    Server(server_config(app, host, port, log_level, options)).run()
+def run_server(app: ASGIApp, sockets: Sequence[socket.socket], options: ServerOptions = DEFAULTS) -> None:
+    """Serve until interrupted or terminated; requests under way are finished first, as far as there is time.
+
+    sockets: of `bound`.
+    """
+    Server(server_config(app, options)).run(list(sockets))
