@@ -354,14 +354,12 @@ def test_work_ends_when_the_client_goes(slow: tuple[int, LLM], streams: bool, ph
     assert complete(port, prompt=PROMPT, max_tokens=5, temperature=0)["choices"][0]["text"] == expected
 
 
-def test_a_server_that_stops_ends_its_requests(
-    tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fastcore.server.run.SHUTDOWN_SECONDS", 1)
+def test_a_server_that_stops_ends_its_requests(tiny_folder: Callable[..., Path]) -> None:
     llm = LLM(tiny_folder("llama", max_position_embeddings=200_000), num_threads=1)
     before = set(threading.enumerate())
     body = json.dumps({"prompt": "x", "max_tokens": 150_000, "ignore_eos": True}).encode()
-    with serving(llm, ["slow"]) as port, socket.create_connection(("127.0.0.1", port)) as client:
+    serves = serving(llm, ["slow"], running={"shutdown_seconds": 1.0})
+    with serves as port, socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
         )
