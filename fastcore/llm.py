@@ -245,7 +245,7 @@ class LLM(ModelHolder):
             )
         wanted = DEFAULT_MAX_TOKENS if params.max_tokens is None else params.max_tokens
         endings = {*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}
-        constraint = None if params.held_to is None else self._grammars.constraint(params.held_to)
+        constraint = None if params.held_to is None else self._grammars.constraint(*params.held_to)
         sampler = Sampler(params, self.config.vocab_size, token_ids, tuple(endings), seed_offset, constraint)
         if self._tokenizer is None and not params.stop:
             text: TextStream = NoText(endings)

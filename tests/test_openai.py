@@ -261,9 +261,10 @@ def test_wrong_completions_are_refused(port: int, body: dict[str, Any], message:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "not of type text"),
         ({"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs needs logprobs"),
         ({"messages": MESSAGES, "logprobs": 2}, "logprobs is a JSON number; expected true or false"),
-        ({"messages": MESSAGES, "response_format": {"type": "json_object"}}, "response_format is not supported"),
+        ({"messages": MESSAGES, "response_format": {"type": "xml"}}, "response_format.type is 'xml'"),
+        ({"messages": MESSAGES, "response_format": {"type": "json_schema"}}, "needs a 'schema'"),
         ({"messages": MESSAGES, "tools": {}}, "tools is a JSON object; expected a list"),
-        ({"messages": MESSAGES, "tool_choice": "required"}, "tool_choice is not supported"),
+        ({"messages": MESSAGES, "tool_choice": "required"}, "tool_choice asks for a tool, and there are no tools"),
         ({"messages": MESSAGES, "chat_template_kwargs": []}, "chat_template_kwargs is a JSON list"),
     ],
 )
@@ -383,7 +384,8 @@ def test_too_many_requests_are_turned_away(llm: LLM) -> None:
 @pytest.mark.parametrize(
     "field",
     [
-        {"parallel_tool_calls": True}, {"prompt_cache_key": "k"}, {"safety_identifier": "s"}, {"verbosity": "low"},
+        {"parallel_tool_calls": True}, {"prompt_cache_key": "k"}, {"safety_identifier": "s"},
+        {"reasoning_effort": "none"},
         {"user": "u"}, {"metadata": {"a": "b"}}, {"store": False}, {"service_tier": "auto"}, {"nonsense": None},
         {"reasoning_effort": None}, {"tool_choice": "auto"}, {"tool_choice": "none"}, {"tools": None}, {"n": None},
         {"stream": None}, {"max_tokens": None, "max_completion_tokens": 3}, {"response_format": {"type": "text"}},

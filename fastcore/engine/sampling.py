@@ -21,7 +21,7 @@ never a token.
 import math
 import secrets
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,9 @@ from numpy.typing import NDArray
 from fastcore._kernels import WEIGHT_BLOCK, mask_logits, softmax_weights, sum_exp
 from fastcore.engine.sampling_params import SamplingParams
 from fastcore.errors import NonFiniteError
-from fastcore.text.grammars import Constraint
+
+if TYPE_CHECKING:
+    from fastcore.text.grammars import Constraint
 
 __all__ = ["Choice", "Sampler", "logprobs_of"]
 
@@ -60,7 +62,7 @@ class Sampler:
         prompt_token_ids: Sequence[int],
         eos_token_ids: Sequence[int],
         seed_offset: int = 0,
-        constraint: Constraint | None = None,
+        constraint: "Constraint | None" = None,
     ) -> None:
         self.params = params
         self._constraint = constraint

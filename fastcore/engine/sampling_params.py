@@ -9,9 +9,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from fastcore.text.grammars import Grammar
-
-__all__ = ["GREEDY_TEMPERATURE", "SamplingOptions", "SamplingParams"]
+__all__ = ["GRAMMARS", "GREEDY_TEMPERATURE", "SamplingOptions", "SamplingParams"]
 
 GREEDY_TEMPERATURE = 1e-4  # up to here a temperature asks for the argmax: the rest would be drawn from rounding errors
 MAX_COMPLETIONS = 128  # of a prompt, as OpenAI has it
@@ -97,12 +95,12 @@ class SamplingParams:
             raise ValueError(f"generation_config.json: {error}") from None
 
     @property
-    def held_to(self) -> Grammar | None:
-        """The grammar that the text is held to."""
+    def held_to(self) -> tuple[str, str] | None:
+        """The kind and the source of what the text is held to."""
         for kind in GRAMMARS:
             value = getattr(self, kind)
             if value is not None:
-                return Grammar(kind, json.dumps(value) if kind == "choice" else value)
+                return kind, json.dumps(value) if kind == "choice" else value
         return None
 
     @property

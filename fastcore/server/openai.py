@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -12,8 +12,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fastcore.engine.request import Request
 from fastcore.engine.sampling_params import SamplingParams
+from fastcore.errors import GrammarError, MissingPackageError
 from fastcore.llm import LLM
 from fastcore.server.answers import RequestError, error_body, json_bytes, json_response, request_error
+from fastcore.server.chat import Chat
 from fastcore.server.endpoint import Handler, until_gone
 from fastcore.server.limits import RequestLimits
 from fastcore.server.openai_answers import CHAT, TEXT, Answer
@@ -29,11 +31,14 @@ from fastcore.server.openai_fields import (
     sampling_params,
 )
 from fastcore.server.step_thread import Job, StepThread
+from fastcore.text.replies import ReplyForm
 
 if TYPE_CHECKING:
     from fastcore.text.tokenizer import Tokenizer
 
 __all__ = ["OpenAIService"]
+
+T = TypeVar("T")
 
 LARGE_CHARS = 1 << 15  # a text of which encoding takes a while; one at a time
 
@@ -92,7 +97,7 @@ class OpenAIService:
 
         def prepare() -> Job:
             llm = self._llm
-            return self._job([llm._prompt_ids(prompt) for prompt in given], params, fields)
+            return self._job([llm._prompt_ids(prompt) for prompt in given], params)
 
         job = await self._prepared(prepare, sum(map(len, given)))
         echo = None
@@ -104,29 +109,25 @@ class OpenAIService:
         """{"messages": [{"role": ..., "content": ...}, ...], ...}: the model's answer, by its own chat template.
 
         max_tokens (or max_completion_tokens) is 1024 where neither is given. tools and chat_template_kwargs go to the
-        template; what the model answers comes as it is, also where it calls a tool.
+        template; calls of tools and thoughts are taken out of what the model answers.
         """
-        messages = fields.messages
-        if not messages:
-            what = "missing" if messages is None else "empty"
-            raise RequestError(400, f"messages is {what}; expected a list of one or more messages", param="messages")
         params = sampling_params(fields, self._defaults, self._limits)
-        _only("response_format", fields.response_format, None, {"type": "text"})
+        chat = Chat(fields, params)
         _only("modalities", fields.modalities, None, ["text"])
-        _only("tool_choice", fields.tool_choice, None, "auto", "none")
-        tools = None if fields.tool_choice == "none" else fields.tools
         check_work(params, 1, 1, self._limits)
 
-        def prepare() -> Job:
-            encode = self._llm.tokenizer.encode_chat
-            ids = encode(messages, tools=tools, template_kwargs=fields.chat_template_kwargs)
-            return self._job([ids], params, fields)
+        def prepare() -> tuple[Job, ReplyForm]:
+            ids, held, form = chat.prompt(self._llm)
+            return self._job([ids], held), form
 
-        job = await self._prepared(prepare, int(http.headers.get("content-length") or LARGE_CHARS))
-        return await self._answered(http, Answer(self._llm, job, CHAT, model, params), fields)
+        job, form = await self._prepared(prepare, int(http.headers.get("content-length") or LARGE_CHARS))
+        return await self._answered(http, Answer(self._llm, job, CHAT, model, params, form=form), fields)
 
-    def _job(self, prompts: list[list[int]], params: SamplingParams, fields: SamplingFields) -> Job:
-        job = self._steps.prepare(prompts, params)
+    def _job(self, prompts: list[list[int]], params: SamplingParams) -> Job:
+        try:
+            job = self._steps.prepare(prompts, params)
+        except (GrammarError, MissingPackageError) as error:
+            raise RequestError(400, str(error), param="structured_outputs") from None
         positions = max(
             request.max_new_tokens + (len(request.prompt_token_ids) if params.prompt_logprobs is not None else 0)
             for request, _ in job.completions
@@ -134,7 +135,7 @@ class OpenAIService:
         check_work(params, len(prompts), positions, self._limits)
         return job
 
-    async def _prepared(self, prepare: Callable[[], Job], size: int) -> Job:
+    async def _prepared(self, prepare: Callable[[], T], size: int) -> T:
         """What `prepare` makes, in a thread. Large ones take turns, and small ones do not wait for them."""
         limiter = self._turns if size > LARGE_CHARS else None
         return await anyio.to_thread.run_sync(prepare, limiter=limiter)
@@ -202,9 +203,10 @@ class _Events:
                     for index, now in enumerate(job.progress):
                         before = sent[index]
                         if len(now.text) > len(before.text) or now.finish_reason != before.finish_reason:
-                            choice = answer.form.delta(answer, index, before, now)
-                            sent = [*sent[:index], now, *sent[index + 1 :]]
-                            yield json_bytes(answer.chunk([choice]))
+                            choice = answer.written.delta(answer, index, before, now)
+                            if choice is not None:
+                                sent = [*sent[:index], now, *sent[index + 1 :]]
+                                yield json_bytes(answer.chunk([choice]))
             if self._include_usage:
                 yield json_bytes(answer.chunk([]) | {"usage": answer.usage()})
         except Exception as error:

@@ -12,6 +12,8 @@ from fastcore.engine.sampling_params import SamplingParams
 from fastcore.llm import LLM
 from fastcore.server.answers import RequestError
 from fastcore.server.step_thread import Job, Progress
+from fastcore.text.replies import Reply, ReplyForm
+from fastcore.text.tool_calls import ToolCall
 
 __all__ = ["CHAT", "TEXT", "Answer", "Form"]
 
@@ -26,27 +28,33 @@ class Form:
     whole: str  # the object's name
     chunk: str
     choice: Callable[["Answer", int, Progress], ChoiceObject]
-    delta: Callable[["Answer", int, Progress, Progress], ChoiceObject]
+    delta: Callable[["Answer", int, Progress, Progress], ChoiceObject | None]  # None where there is nothing to tell yet
 
 
 class Answer:
-    """The answer to one HTTP request, while its completions grow. echo: the text of each prompt, to come first."""
+    """The answer to one HTTP request, while its completions grow.
+
+    echo: the text of each prompt, to come first. form: how the reply to a chat is read.
+    """
 
     def __init__(
         self,
         llm: LLM,
         job: Job,
-        form: Form,
+        written: Form,
         model: str,
         params: SamplingParams,
         echo: Sequence[str] | None = None,
+        form: ReplyForm | None = None,
     ) -> None:
         self.llm = llm
         self.job = job
-        self.form = form
+        self.written = written
         self.params = params
         self.echo = echo
-        self._head = {"id": f"{form.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self.form = form or ReplyForm()
+        self.id = f"{written.prefix}-{uuid.uuid4().hex}"
+        self._head = {"id": self.id, "created": int(time.time()), "model": model}
 
     def request(self, index: int) -> Request:
         return self.job.completions[index][0]
@@ -61,11 +69,11 @@ class Answer:
                 raise RequestError(503, "the server is shutting down")
 
     def whole(self) -> dict[str, Any]:
-        choices = [self.form.choice(self, i, progress) for i, progress in enumerate(self.job.progress)]
-        return self._object(self.form.whole, choices) | {"usage": self.usage()}
+        choices = [self.written.choice(self, i, progress) for i, progress in enumerate(self.job.progress)]
+        return self._object(self.written.whole, choices) | {"usage": self.usage()}
 
     def chunk(self, choices: list[ChoiceObject]) -> dict[str, Any]:
-        return self._object(self.form.chunk, choices)
+        return self._object(self.written.chunk, choices)
 
     def usage(self) -> dict[str, int]:
         requests = [request for request, _ in self.job.completions]
@@ -149,22 +157,61 @@ def _text_logprobs(
 
 
 def _message_choice(answer: Answer, index: int, progress: Progress) -> ChoiceObject:
+    reply = answer.form.read(progress.text, True)
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.calls:
+        message["content"] = reply.content or None
+        message["tool_calls"] = [
+            {"id": _call_id(answer, index, i), "type": "function", "function": call._asdict()}
+            for i, call in enumerate(reply.calls)
+        ]
     return {
         "index": index,
-        "message": {"role": "assistant", "content": progress.text},
+        "message": message,
         "logprobs": _message_logprobs(answer, answer.logprobs(index, 0, progress.num_tokens)),
-        "finish_reason": progress.finish_reason,
+        "finish_reason": _finish_reason(reply, progress),
     }
 
 
-def _message_delta(answer: Answer, index: int, before: Progress, now: Progress) -> ChoiceObject:
-    role = {"role": "assistant"} if before == Progress() else {}
+def _message_delta(answer: Answer, index: int, before: Progress, now: Progress) -> ChoiceObject | None:
+    old = answer.form.read(before.text, False)
+    new = answer.form.read(now.text, now.finish_reason is not None)
+    delta: dict[str, Any] = {"role": "assistant"} if before == Progress() else {}
+    if new.reasoning != old.reasoning:
+        delta["reasoning_content"] = new.reasoning[len(old.reasoning) :]
+    if answer.form.is_plain or new.content != old.content:
+        delta["content"] = new.content[len(old.content) :]
+    if new == old and now.finish_reason is None:
+        return None
+    if new.calls != old.calls:
+        delta["tool_calls"] = [
+            _call_delta(answer, index, i, old.calls[i] if i < len(old.calls) else None, call)
+            for i, call in enumerate(new.calls)
+            if old.calls[i : i + 1] != (call,)
+        ]
     return {
         "index": index,
-        "delta": {**role, "content": now.text[len(before.text) :]},
+        "delta": delta,
         "logprobs": _message_logprobs(answer, answer.logprobs(index, before.num_tokens, now.num_tokens)),
-        "finish_reason": now.finish_reason,
+        "finish_reason": _finish_reason(new, now),
     }
+
+
+def _call_delta(answer: Answer, index: int, i: int, old: ToolCall | None, new: ToolCall) -> dict[str, Any]:
+    """What is new of a completion's i-th call; with its beginning, who it is."""
+    if old is None:
+        return {"index": i, "id": _call_id(answer, index, i), "type": "function", "function": new._asdict()}
+    return {"index": i, "function": {"arguments": new.arguments[len(old.arguments) :]}}
+
+
+def _call_id(answer: Answer, index: int, i: int) -> str:
+    return f"call_{answer.id.rpartition('-')[2]}_{index}_{i}"
+
+
+def _finish_reason(reply: Reply, progress: Progress) -> str | None:
+    return "tool_calls" if reply.calls and progress.finish_reason == "stop" else progress.finish_reason
 
 
 def _message_logprobs(answer: Answer, logprobs: list[TokenLogprob] | None) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from fastcore.engine.sampling_params import SamplingParams
+from fastcore.engine.sampling_params import GRAMMARS, SamplingParams
 from fastcore.server.answers import RequestError
 from fastcore.server.limits import RequestLimits
 
@@ -28,24 +28,23 @@ CHAT_MAX_TOKENS = 1024
 # About accounts, caches, speed and logs: none can change the answer.
 IGNORED = frozenset(
     {
-        "metadata", "moderation", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_options",
-        "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user", "verbosity",
+        "metadata", "moderation", "prediction", "prompt_cache_key", "prompt_cache_options",
+        "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
     }
 )  # fmt: skip
-_GUIDED = "answers are not held to a grammar"
+_GUIDED = "it is of an older form; send structured_outputs"
 REFUSED = {
     "guided_choice": _GUIDED,
     "guided_grammar": _GUIDED,
     "guided_json": _GUIDED,
     "guided_regex": _GUIDED,
-    "structured_outputs": _GUIDED,
     "use_beam_search": "there is no beam search",
 }
 CHAT_REFUSED = REFUSED | {
     "audio": "the model writes text alone",
     "function_call": "it is of an older form; send tools and tool_choice",
     "functions": "it is of an older form; send tools",
-    "reasoning_effort": "a template's own switch goes into chat_template_kwargs",
+    "verbosity": "no chat template has a switch for it; ask for short answers in a message",
     "web_search_options": "the model reads what it is sent alone",
 }
 
@@ -55,6 +54,15 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """What a text is held to, as vLLM has it: at most one of them. grammar is Lark's."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    choice: list[str] | None = None
 
 
 class SamplingFields(msgspec.Struct):
@@ -76,6 +84,7 @@ class SamplingFields(msgspec.Struct):
     ignore_eos: bool | None = None
     logit_bias: dict[str, float] | None = None
     n: int | None = None
+    structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -99,6 +108,8 @@ class ChatFields(SamplingFields):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     modalities: list[str] | None = None
@@ -111,7 +122,7 @@ def sampling_params(
     options: dict[str, Any] = {}
     for name in SamplingFields.__struct_fields__:
         value = getattr(fields, name)
-        if value is not None and name not in ("model", "stream", "stream_options", "logit_bias"):
+        if value is not None and name not in ("model", "stream", "stream_options", "logit_bias", "structured_outputs"):
             options[name] = value
     if isinstance(fields, ChatFields):
         options["max_tokens"] = _first(fields.max_completion_tokens, fields.max_tokens, CHAT_MAX_TOKENS)
@@ -126,12 +137,16 @@ def sampling_params(
     options["logprobs"] = logprobs
     if fields.logit_bias is not None:
         options["logit_bias"] = _logit_bias(fields.logit_bias, limits)
+    if fields.structured_outputs is not None:
+        held = msgspec.structs.asdict(fields.structured_outputs)
+        options |= {"json_schema" if name == "json" else name: value for name, value in held.items()}
     _check_sizes(fields, limits)
     try:
         return defaults.replace(**options)
     except (ValueError, OverflowError) as error:
         name = str(error).split()[0]
-        raise RequestError(400, str(error), param=name if name in options else None) from None
+        param = "structured_outputs" if name in GRAMMARS else name if name in options else None
+        raise RequestError(400, str(error), param=param) from None
 
 
 def _first(*values: int | None) -> int:

@@ -44,13 +44,14 @@ class ChatTemplate:
             raise ChatTemplateError(f"the chat template does not compile: {_short(error)}") from error
 
     @cached_property
-    def takes_tools(self) -> bool:
-        """Whether the template mentions tools at all."""
+    def variables(self) -> frozenset[str]:
+        """The names that the template reads: of tools, of switches such as `enable_thinking`."""
         from jinja2 import meta
 
         from fastcore.text.sandbox import environment
 
-        return bool(self._compiled) and "tools" in meta.find_undeclared_variables(environment().parse(self.source))
+        assert self._compiled  # says what is wrong where it does not compile
+        return frozenset(meta.find_undeclared_variables(environment().parse(self.source)))
 
     def prepare(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from fastcore.text.tokenizer import Tokenizer
 
-__all__ = ["Constraint", "Grammar", "Grammars"]
+__all__ = ["Constraint", "Grammars", "json_rule"]
 
 KEPT = 32  # compiled grammars
 MAX_MESSAGE = 500  # characters of what the compiler says
@@ -26,11 +26,9 @@ MAX_MESSAGE = 500  # characters of what the compiler says
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 
 
-class Grammar(NamedTuple):
-    """kind: json_schema (source is JSON) | regex | grammar (Lark) | choice (a JSON list of texts)."""
-
-    kind: str
-    source: str
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """What stands for a JSON text of this schema in a Lark grammar."""
+    return f"%json {json.dumps({'x-guidance': {'whitespace_pattern': WHITESPACE}, **schema})}"
 
 
 class Grammars:
@@ -45,25 +43,28 @@ class Grammars:
         self._eos_token_ids = [token_id for token_id in eos_token_ids if token_id < vocab_size]
         self._compiled = lru_cache(KEPT)(self._compile)
 
-    def constraint(self, grammar: Grammar) -> Constraint:
-        """A walk from the grammar's beginning. Raises GrammarError for one that is malformed or not supported."""
-        return Constraint(grammar.kind, self._compiled(grammar).deep_copy(), self._vocab_size)
+    def constraint(self, kind: str, source: str) -> Constraint:
+        """A walk from a grammar's beginning. Raises GrammarError for one that is malformed or not supported.
 
-    def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
+        kind: json_schema (source is JSON) | regex | grammar (Lark) | choice (a JSON list of texts).
+        """
+        return Constraint(kind, self._compiled(kind, source).deep_copy(), self._vocab_size)
+
+    def _compile(self, kind: str, source: str) -> llguidance.LLMatcher:
         vocabulary = self._vocabulary  # says so where the package is absent
         from llguidance import LLMatcher
 
-        if grammar.kind == "json_schema":
-            source = LLMatcher.grammar_from_json_schema(grammar.source, defaults={"whitespace_pattern": WHITESPACE})
-        elif grammar.kind == "regex":
-            source = LLMatcher.grammar_from_regex(grammar.source)
-        elif grammar.kind == "choice":
-            texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(grammar.source)]
-            source = LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
+        if kind == "json_schema":
+            grammar = LLMatcher.grammar_from_json_schema(source, defaults={"whitespace_pattern": WHITESPACE})
+        elif kind == "regex":
+            grammar = LLMatcher.grammar_from_regex(source)
+        elif kind == "choice":
+            texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(source)]
+            grammar = LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
         else:
-            source = LLMatcher.grammar_from_lark(grammar.source)
-        matcher = LLMatcher(vocabulary, source, log_level=0)
-        _check(grammar.kind, matcher)
+            grammar = LLMatcher.grammar_from_lark(source)
+        matcher = LLMatcher(vocabulary, grammar, log_level=0)
+        _check(kind, matcher)
         return matcher
 
     @cached_property

@@ -223,7 +223,7 @@ class Tokenizer:
         template_kwargs: variables for the template, such as {"enable_thinking": False}.
         Raises ChatTemplateError when there is no template, or when it refuses the messages.
         """
-        template = self._template_for(tools)
+        template = self.template_for(tools)
         return self._render(template, template.prepare(messages, tools), add_generation_prompt, template_kwargs)
 
     def encode_chat(
@@ -250,9 +250,9 @@ class Tokenizer:
         allow_special_tokens: bool = False,
     ) -> tuple[str, list[int]]:
         """The text of a conversation, as apply_chat_template gives it, and its token ids, as encode_chat does."""
-        template = self._template_for(tools)
+        template = self.template_for(tools)
         ready, ready_tools = template.prepare(messages, tools)
-        if ready_tools and not template.takes_tools:
+        if ready_tools and "tools" not in template.variables:
             raise ChatTemplateError(
                 "tools are given, and this checkpoint's chat template has no place for them: the model would not hear "
                 "of them. Leave them out, or describe them in a message"
@@ -357,7 +357,8 @@ class Tokenizer:
         twin.add_tokens([token for token_id, token in added if token_id not in self.special_ids])
         return twin
 
-    def _template_for(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
+    def template_for(self, tools: Sequence[Mapping[str, Any]] | None = None) -> ChatTemplate:
+        """The template of a conversation with these tools. Raises ChatTemplateError where there is none."""
         return self._template("tool_use" if tools is not None and "tool_use" in self._templates else "default")
 
     def _template(self, name: str) -> ChatTemplate:
