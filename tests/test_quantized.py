@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tolerances
 from safetensors.numpy import load_file, save_file
 from tiny import make_prompt, tiny_checkpoint
 
 from fastcore import LLM
 from fastcore.checkpoints.open import open_checkpoint
 from fastcore.errors import CheckpointError, UnsupportedModelError
+from fastcore.model.weights import LinearMap, Weights
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -37,7 +39,7 @@ class Quantizer:
 
     def draw(self, out: int, inputs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """q [out, in], zero [out, groups], scale f16 [out, groups]."""
-        groups = 1 if self.group_size == -1 else inputs // self.group_size
+        groups = 1 if self.group_size == -1 else -(-inputs // self.group_size)
         q = self.rng.integers(0, 2**self.bits, (out, inputs))
         zero = self.rng.integers(1, 2**self.bits, (out, groups))
         scale = (self.rng.uniform(0.5, 2, (out, groups)) / 2**self.bits / 8).astype(np.float16)
@@ -134,21 +136,32 @@ def folder_of(folder: Path, settings: dict[str, Any], quantize: Callable[[int, i
     return weights
 
 
-def check(folder: Path, weights: dict[str, np.ndarray], twin: Path) -> None:
-    """Each map is its f64 weight rounded once to f32, and the model computes what the dequantised folder does."""
+def check(folder: Path, weights: dict[str, np.ndarray], twin: Path) -> set[str]:
+    """Each map is its f64 weight rounded once to f32, packed too unless as bf16, and the model computes what the
+    dequantised folder does. Returns what the maps are packed as."""
+    dtypes = set()
     with open_checkpoint(folder) as checkpoint:
         assert checkpoint.config().unrecognised == ()
         for name, weight in weights.items():
             tensor = checkpoint[name]
-            assert (tensor.shape, tensor.dtype, tensor.auto_dtype) == (weight.shape, "F32", "bf16")
+            assert tensor.shape == weight.shape
             assert np.array_equal(tensor.f32(), weight.astype(np.float32)), name
-            assert np.array_equal(tensor.array, weight.astype(np.float32))
+            dtypes.add(tensor.auto_dtype)
+            if tensor.auto_dtype != "bf16":
+                packed = Weights({}).pack(LinearMap((tensor,)))
+                assert packed.dtype == tensor.auto_dtype
+                assert np.array_equal(np.stack([packed.row(i) for i in range(len(weight))]), weight), name
         values = {name: tensor.f32() for name, tensor in checkpoint.items()}
     tiny_checkpoint(twin, "qwen2", dtype="f32", **SIZES)
     save_file(values, twin / "model.safetensors")
     ids = make_prompt(11)
     for dtype in ("f32", "bf16"):
         assert np.array_equal(LLM(folder, dtype=dtype).logits(ids), LLM(twin, dtype=dtype).logits(ids))
+    found = LLM(folder).logits(ids)
+    assert np.array_equal(LLM(folder, num_threads=2).logits(ids), found)
+    error = np.sqrt(np.square(found - LLM(twin).logits(ids)).mean()) / found.std()
+    assert error < tolerances.QUANTISED_LOGITS["int8"]  # of what the rows, not the weights, are rounded to
+    return dtypes
 
 
 @pytest.mark.parametrize("group_size", [32, -1])
@@ -166,7 +179,8 @@ def test_gptq(tmp_path: Path, version: str, order: str, bits: int, group_size: i
     }
     settings |= {} if version == "gptq" else {"checkpoint_format": version}
     weights = folder_of(tmp_path / "m", settings, lambda *shape: gptq(quantizer, *shape, version, order))
-    check(tmp_path / "m", weights, tmp_path / "twin")
+    exact = bits == 4 and (order != "act" or group_size == -1)
+    assert check(tmp_path / "m", weights, tmp_path / "twin") == {"int8" if exact else "bf16"}
 
 
 def test_gptq_zeros_wrap_as_they_are_stored_less_one(tmp_path: Path) -> None:
@@ -194,7 +208,7 @@ def test_awq(tmp_path: Path, group_size: int) -> None:
         "zero_point": True,
     }
     weights = folder_of(tmp_path / "m", settings, lambda *shape: awq(quantizer, *shape))
-    check(tmp_path / "m", weights, tmp_path / "twin")
+    assert check(tmp_path / "m", weights, tmp_path / "twin") == {"bf16" if group_size == 16 else "int8"}
 
 
 @pytest.mark.parametrize("group_size", [32, -1])
@@ -205,7 +219,10 @@ def test_compressed_tensors(tmp_path: Path, order: str, symmetric: bool, bits: i
     quantizer = Quantizer(bits, group_size)
     settings = compressed("pack-quantized", bits, group_size, symmetric)
     weights = folder_of(tmp_path / "m", settings, lambda *shape: packed(quantizer, *shape, symmetric, order))
-    check(tmp_path / "m", weights, tmp_path / "twin")
+    exact = bits == 4 and (order != "act" or group_size == -1)
+    assert check(tmp_path / "m", weights, tmp_path / "twin") == {
+        "bf16" if not exact else "int4" if symmetric else "int8"
+    }
 
 
 @pytest.mark.parametrize("group_size", [32, -1])
@@ -214,7 +231,45 @@ def test_compressed_tensors_of_plain_int8(tmp_path: Path, symmetric: bool, group
     quantizer = Quantizer(8, group_size)
     settings = compressed("int-quantized", 8, group_size, symmetric)
     weights = folder_of(tmp_path / "m", settings, lambda *shape: int8(quantizer, *shape, symmetric))
-    check(tmp_path / "m", weights, tmp_path / "twin")
+    assert check(tmp_path / "m", weights, tmp_path / "twin") == {"bf16"}  # some integers are -128
+
+
+class Symmetric(Quantizer):
+    """Integers and zeros as quantisers that are symmetric choose them: never the lowest, and the middle."""
+
+    def draw(self, out: int, inputs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        q, zero, scale = super().draw(out, inputs)
+        return np.maximum(q, 1), np.full_like(zero, 2 ** (self.bits - 1)), scale
+
+
+@pytest.mark.parametrize("group_size", [32, 64, -1])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_symmetric_integers_stay_what_they_are(tmp_path: Path, bits: int, group_size: int) -> None:
+    """Groups of more than 32 repeat their scale. Maps of 96 inputs end in half a group of 64."""
+    quantizer = Symmetric(bits, group_size)
+    settings = {"quant_method": "gptq", "bits": bits, "group_size": group_size}
+    many = {"gptq": (settings, lambda *shape: gptq(quantizer, *shape, "gptq", "plain"))}
+    many["packed"] = (
+        compressed("pack-quantized", bits, group_size, True),
+        lambda *shape: packed(quantizer, *shape, True, "absent"),
+    )
+    if bits == 8:
+        plain = compressed("int-quantized", bits, group_size, True)
+        many["plain"] = (plain, lambda *shape: int8(quantizer, *shape, True))
+    for name, (settings, quantize) in many.items():
+        weights = folder_of(tmp_path / name, settings, quantize)
+        assert check(tmp_path / name, weights, tmp_path / f"{name} twin") == {f"int{bits}"}
+
+
+@pytest.mark.parametrize(("scale", "dtype"), [(2.0**-13, "int4"), (2.0**-20 + 2.0**-27, "bf16"), (65536.0, "bf16")])
+def test_scales_that_are_no_halves_make_bf16(tmp_path: Path, scale: float, dtype: str) -> None:
+    quantizer = Symmetric(4, 32)
+    folder_of(tmp_path / "m", GPTQ, lambda *shape: gptq(quantizer, *shape, "gptq", "absent"))
+    tensors = load_file(tmp_path / "m" / "model.safetensors")
+    tensors[f"{Q_PROJ}.scales"] = np.full(tensors[f"{Q_PROJ}.scales"].shape, scale, np.float32)
+    save_file(tensors, tmp_path / "m" / "model.safetensors")
+    with open_checkpoint(tmp_path / "m") as checkpoint:
+        assert checkpoint[f"{Q_PROJ}.weight"].auto_dtype == dtype
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}

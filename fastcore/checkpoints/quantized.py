@@ -1,8 +1,12 @@
-"""Linear maps stored as integers with scales, as the numbers they stand for: GPTQ, AWQ and compressed-tensors folders.
+"""Linear maps stored as integers with scales and zeros: GPTQ, AWQ and compressed-tensors folders.
 
-A map `x.weight` is stored as several tensors (`x.qweight`, `x.scales` ...). Each form is one class here: the names of
-its parts, their shapes, and the formula that gives the weight. Integers of b bits lie in int32 words, the first in the
-lowest bits. Products of a half-precision scale and an integer are exact in f32.
+A map `x.weight` is stored as several tensors (`x.qweight`, `x.scales` ...), and is weight = scale * (q - zero), where
+scale and zero are those of a group of inputs. Each form is one class here: the names of its parts, their shapes, and
+what they hold. Integers of b bits lie in int32 words, the first in the lowest bits.
+
+Products of a half-precision scale and an integer are exact in f32. Where groups of 32 inputs share scale and zero,
+int4 and int8 maps hold such weights exactly if the scale is a half, and -scale * zero too (int4) or the differences lie
+from -127 to 127 (int8).
 """
 
 import math
@@ -14,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcore.checkpoints.fields import Fields
+from fastcore.checkpoints.groups import GROUP, int4_groups, int8_groups
 from fastcore.errors import CheckpointError
+from fastcore.locks import cached_property
 from fastcore.model.tensor import Tensor
 
 __all__ = ["METHODS", "dequantized"]
@@ -28,22 +34,37 @@ Parts = Mapping[str, Tensor]
 
 
 class _Form(Protocol):
-    """How a map is stored. main: the part that tells a quantised map. others: parts that it may have besides."""
+    """How a map is stored. main: the part that tells a quantised map. others: parts that it may have besides.
+
+    index: the part that gives the group of each input, where it is not the place that does. middle: the zero of
+    integers that are symmetric.
+    """
 
     main: ClassVar[str]
     others: ClassVar[tuple[str, ...]]
+    index: ClassVar[str]
+
+    @property
+    def bits(self) -> int: ...
+
+    @property
+    def middle(self) -> int: ...
+
+    @property
+    def group_size(self) -> int | None: ...
 
     def shape(self, name: str, parts: Parts) -> tuple[int, int]:
         """[out_features, in_features], after every part's shape was checked."""
 
-    def weight(self, name: str, parts: Parts) -> NDArray[np.float32]: ...
+    def integers(self, name: str, parts: Parts) -> NDArray[np.int16]:
+        """q [out_features, in_features]."""
+
+    def scales(self, name: str, parts: Parts) -> tuple[NDArray[np.float32], NDArray[np.int16]]:
+        """Scales and zeros [out_features, groups]."""
 
 
 class QuantizedTensor:
     """A linear map that is stored in parts. shape: [out_features, in_features]."""
-
-    dtype = "F32"  # of `array`
-    auto_dtype = "bf16"
 
     def __init__(self, name: str, form: _Form, parts: Parts) -> None:
         self.name = name
@@ -53,17 +74,77 @@ class QuantizedTensor:
         self._parts = parts
 
     @property
-    def array(self) -> NDArray[np.float32]:
-        """The values, as `f32` gives them."""
-        return self.f32()
+    def dtype(self) -> str:
+        """INT4 or INT8 where such a map holds it exactly, F32 else."""
+        return self._exact or "F32"
+
+    @property
+    def auto_dtype(self) -> str:
+        return self._exact.lower() if self._exact else "bf16"
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """Groups of the dtype, or the values as `f32` gives them."""
+        if self._exact is None:
+            return self.f32()
+        q, (scales, zeros) = self._form.integers(self.name, self._parts), self._form.scales(self.name, self._parts)
+        out, inputs = q.shape
+        starts = np.arange(0, inputs, GROUP)
+        of = starts // (self._form.group_size or inputs)
+        halves = scales.astype(np.float16)[:, of]
+        filled = np.zeros((out, len(starts) * GROUP), np.int8)
+        if self._exact == "INT4":
+            filled[:, :inputs] = q
+            low, high = np.split(filled.view(np.uint8).reshape(out, -1, GROUP), 2, axis=-1)
+            nibbles = np.bitwise_or(low, high << 4, dtype=np.uint8)
+            return int4_groups(halves, (scales * -zeros).astype(np.float16)[:, of], nibbles)
+        filled[:, :inputs] = q - zeros[:, self._group(scales.shape[1])]
+        return int8_groups(halves, filled.reshape(out, -1, GROUP))
 
     def f32(self) -> NDArray[np.float32]:
         """The values as a new f32 array."""
-        return np.ascontiguousarray(self._form.weight(self.name, self._parts), np.float32)
+        scales, zeros = self._form.scales(self.name, self._parts)
+        group = self._group(scales.shape[1])
+        q = self._form.integers(self.name, self._parts) - zeros[:, group]
+        return np.ascontiguousarray(q.astype(np.float32) * scales[:, group])
 
     def release(self) -> None:
         for part in self._parts.values():
             part.release()
+
+    def _group(self, num_groups: int) -> NDArray[np.int64]:
+        """The group of each input."""
+        inputs, index = self.shape[1], self._form.index
+        if index not in self._parts:
+            return np.arange(inputs) // (self._form.group_size or inputs or 1)
+        group: NDArray[np.int64] = self._parts[index].array.astype(np.int64)
+        if inputs and not 0 <= int(group.min()) <= int(group.max()) < num_groups:
+            raise CheckpointError(
+                f"tensor {self.name!r}: {index} names groups {group.min()} to {group.max()}, expected 0 to "
+                f"{num_groups - 1}"
+            )
+        return group
+
+    @cached_property
+    def _exact(self) -> str | None:
+        """Scales and zeros tell; of 8 bits, integers too."""
+        form, (out, inputs) = self._form, self.shape
+        scales, zeros = form.scales(self.name, self._parts)
+        plain = np.arange(inputs) // (form.group_size or inputs or 1)
+        if not out or not inputs or (form.group_size or GROUP) % GROUP or not _are_halves(scales):
+            return None
+        if form.index in self._parts and not np.array_equal(self._group(scales.shape[1]), plain):
+            return None
+        if form.bits == 4:
+            return "INT4" if _are_halves(scales * -zeros) else "INT8"
+        least = np.uint8(form.middle - 128 & 255)  # the octet of -128
+        octets = np.ascontiguousarray(self._parts[form.main].array).view(np.uint8)
+        return "INT8" if (zeros == form.middle).all() and not (octets == least).any() else None
+
+
+def _are_halves(values: NDArray[np.float32]) -> bool:
+    with np.errstate(over="ignore"):
+        return bool((values.astype(np.float16) == values).all())
 
 
 def dequantized(tensors: Mapping[str, Tensor], settings: Fields, has_bias: Callable[[str], bool]) -> dict[str, Tensor]:
@@ -131,7 +212,7 @@ def _bits(settings: Fields, name: str, known: tuple[int, ...]) -> int:
 @dataclass(frozen=True)
 class _Gptq:
     """qweight [in / per_word, out], qzeros [groups, out / per_word], scales [groups, out], and g_idx [in], the group of
-    each input. weight = scale * (q - zero); the first form of the format stores zero - 1."""
+    each input. The first form of the format stores zero - 1."""
 
     bits: int
     group_size: int | None
@@ -139,6 +220,11 @@ class _Gptq:
 
     main: ClassVar[str] = "qweight"
     others: ClassVar[tuple[str, ...]] = ("qzeros", "scales", "g_idx")
+    index: ClassVar[str] = "g_idx"
+
+    @property
+    def middle(self) -> int:
+        return 2 ** (self.bits - 1)
 
     def shape(self, name: str, parts: Parts) -> tuple[int, int]:
         per_word = 32 // self.bits
@@ -151,13 +237,14 @@ class _Gptq:
             _expect(name, parts, "g_idx", ("I32", "I64"), (inputs,))
         return out, inputs
 
-    def weight(self, name: str, parts: Parts) -> NDArray[np.float32]:
-        out, inputs = self.shape(name, parts)
-        values = _unpacked(parts["qweight"].array, self.bits, axis=0)[:inputs]
+    def integers(self, name: str, parts: Parts) -> NDArray[np.int16]:
+        _, inputs = self.shape(name, parts)
+        return _unpacked(parts["qweight"].array, self.bits, axis=0)[:inputs].T
+
+    def scales(self, name: str, parts: Parts) -> tuple[NDArray[np.float32], NDArray[np.int16]]:
+        out, _ = self.shape(name, parts)
         zeros = (_unpacked(parts["qzeros"].array, self.bits, axis=1)[:, :out] + self.zero_offset) & (2**self.bits - 1)
-        scales = parts["scales"].f32()
-        group = _groups(name, parts, "g_idx", inputs, self.group_size, len(scales))
-        return ((values - zeros[group]).astype(np.float32) * scales[group]).T
+        return parts["scales"].f32().T, zeros.T
 
 
 def _gptq(settings: Fields) -> _Form:
@@ -176,12 +263,15 @@ def _gptq(settings: Fields) -> _Form:
 @dataclass(frozen=True)
 class _Awq:
     """qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out], all of 4 bits; the eight columns of a word
-    lie in the order 0 2 4 6 1 3 5 7. weight = scale * (q - zero)."""
+    lie in the order 0 2 4 6 1 3 5 7."""
 
     group_size: int | None
 
     main: ClassVar[str] = "qweight"
     others: ClassVar[tuple[str, ...]] = ("qzeros", "scales")
+    index: ClassVar[str] = ""
+    bits: ClassVar[int] = 4
+    middle: ClassVar[int] = 8
 
     def shape(self, name: str, parts: Parts) -> tuple[int, int]:
         inputs, words = _matrix(name, parts, "qweight", ("I32",))
@@ -191,12 +281,11 @@ class _Awq:
         _expect(name, parts, "qzeros", ("I32",), (groups, words))
         return out, inputs
 
-    def weight(self, name: str, parts: Parts) -> NDArray[np.float32]:
-        _, inputs = self.shape(name, parts)
-        values, zeros = (self._columns(parts[part].array) for part in ("qweight", "qzeros"))
-        scales = parts["scales"].f32()
-        group = np.arange(inputs) // (self.group_size or inputs or 1)
-        return ((values - zeros[group]).astype(np.float32) * scales[group]).T
+    def integers(self, name: str, parts: Parts) -> NDArray[np.int16]:
+        return self._columns(parts["qweight"].array).T
+
+    def scales(self, name: str, parts: Parts) -> tuple[NDArray[np.float32], NDArray[np.int16]]:
+        return parts["scales"].f32().T, self._columns(parts["qzeros"].array).T
 
     @staticmethod
     def _columns(words: NDArray[np.int32]) -> NDArray[np.int16]:
@@ -222,8 +311,7 @@ def _awq(settings: Fields) -> _Form:
 @dataclass(frozen=True)
 class _Packed:
     """weight_packed [out, in / per_word], weight_scale [out, groups], weight_shape [2]: out, in; weight_zero_point
-    [out / per_word, groups] packed down the rows; weight_g_idx [in]. Both integers are stored plus 2^(bits - 1).
-    weight = scale * (q - zero)."""
+    [out / per_word, groups] packed down the rows; weight_g_idx [in]. Both integers are stored plus 2^(bits - 1)."""
 
     bits: int
     group_size: int | None
@@ -231,6 +319,11 @@ class _Packed:
 
     main: ClassVar[str] = "weight_packed"
     others: ClassVar[tuple[str, ...]] = ("weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
+    index: ClassVar[str] = "weight_g_idx"
+
+    @property
+    def middle(self) -> int:
+        return 2 ** (self.bits - 1)
 
     def shape(self, name: str, parts: Parts) -> tuple[int, int]:
         out, words = _matrix(name, parts, "weight_packed", ("I32",))
@@ -246,26 +339,29 @@ class _Packed:
             _expect(name, parts, "weight_g_idx", ("I32", "I64"), (inputs,))
         return out, inputs
 
-    def weight(self, name: str, parts: Parts) -> NDArray[np.float32]:
-        out, inputs = self.shape(name, parts)
-        scales, middle = parts["weight_scale"].f32(), 2 ** (self.bits - 1)
-        values = _unpacked(parts["weight_packed"].array, self.bits, axis=1)[:, :inputs]
-        group = _groups(name, parts, "weight_g_idx", inputs, self.group_size, scales.shape[1])
+    def integers(self, name: str, parts: Parts) -> NDArray[np.int16]:
+        _, inputs = self.shape(name, parts)
+        return _unpacked(parts["weight_packed"].array, self.bits, axis=1)[:, :inputs]
+
+    def scales(self, name: str, parts: Parts) -> tuple[NDArray[np.float32], NDArray[np.int16]]:
+        scales = parts["weight_scale"].f32()
         if self.symmetric:
-            return (values - middle).astype(np.float32) * scales[:, group]
-        zeros = _unpacked(parts["weight_zero_point"].array, self.bits, axis=0)[:out]
-        return (values - zeros[:, group]).astype(np.float32) * scales[:, group]
+            return scales, np.full(scales.shape, self.middle, np.int16)
+        return scales, _unpacked(parts["weight_zero_point"].array, self.bits, axis=0)[: len(scales)]
 
 
 @dataclass(frozen=True)
 class _Int8:
-    """weight [out, in] of int8, weight_scale and weight_zero_point [out, groups]. weight = scale * (q - zero)."""
+    """weight [out, in] of int8, weight_scale and weight_zero_point [out, groups]."""
 
     group_size: int | None
     symmetric: bool
 
     main: ClassVar[str] = "weight"
     others: ClassVar[tuple[str, ...]] = ("weight_scale", "weight_zero_point")
+    index: ClassVar[str] = ""
+    bits: ClassVar[int] = 8
+    middle: ClassVar[int] = 0
 
     def shape(self, name: str, parts: Parts) -> tuple[int, int]:
         out, inputs = _matrix(name, parts, "weight", ("I8",))
@@ -275,13 +371,14 @@ class _Int8:
             _expect(name, parts, "weight_zero_point", ("I8",), (out, groups))
         return out, inputs
 
-    def weight(self, name: str, parts: Parts) -> NDArray[np.float32]:
-        _, inputs = self.shape(name, parts)
-        group = np.arange(inputs) // (self.group_size or inputs or 1)
-        values = parts["weight"].array.astype(np.int16)
-        if not self.symmetric:
-            values -= parts["weight_zero_point"].array.astype(np.int16)[:, group]
-        return values.astype(np.float32) * parts["weight_scale"].f32()[:, group]
+    def integers(self, name: str, parts: Parts) -> NDArray[np.int16]:
+        return parts["weight"].array.astype(np.int16)
+
+    def scales(self, name: str, parts: Parts) -> tuple[NDArray[np.float32], NDArray[np.int16]]:
+        scales = parts["weight_scale"].f32()
+        if self.symmetric:
+            return scales, np.zeros(scales.shape, np.int16)
+        return scales, parts["weight_zero_point"].array.astype(np.int16)
 
 
 def _compressed(settings: Fields) -> _Form:
@@ -318,7 +415,7 @@ def _compressed(settings: Fields) -> _Form:
     return _Packed(_bits(weights, "num_bits", (4, 8)), size, symmetric)
 
 
-# ---------------------------------------------------------------- words, groups and checks
+# ---------------------------------------------------------------- words and checks
 
 
 def _words(count: int, bits: int) -> int:
@@ -333,20 +430,6 @@ def _unpacked(words: NDArray[Any], bits: int, axis: int) -> NDArray[np.int16]:
         octets = np.stack([octets & 15, octets >> 4], axis=-1).reshape(len(octets), -1)
     values = octets.astype(np.int16)
     return values if axis == 1 else values.T
-
-
-def _groups(
-    name: str, parts: Parts, index: str, inputs: int, group_size: int | None, num_groups: int
-) -> NDArray[np.int64]:
-    """The group of each input."""
-    if index not in parts:
-        return np.arange(inputs) // (group_size or inputs or 1)
-    group: NDArray[np.int64] = parts[index].array.astype(np.int64)
-    if inputs and not 0 <= int(group.min()) <= int(group.max()) < num_groups:
-        raise CheckpointError(
-            f"tensor {name!r}: {index} names groups {group.min()} to {group.max()}, expected 0 to {num_groups - 1}"
-        )
-    return group
 
 
 def _matrix(name: str, parts: Parts, part: str, dtypes: tuple[str, ...]) -> tuple[int, int]:
