@@ -3,7 +3,6 @@
 #define FC_DOTS_AVX2_H
 
 #define FC_QUANTISED_ROWS 4
-#define FC_QUANTISED_PANELS 1
 
 typedef struct {
     __m256i lo, hi;
@@ -12,6 +11,11 @@ typedef struct {
     __m256i even_lo, odd_lo, even_hi, odd_hi; /* the first and third byte of four, and the others */
 } w8;
 
+/* Sums stay in registers, and rows in the order of the source: moved apart, they would not fit. */
+#ifndef FC_KEEP
+#define FC_KEEP(v) __asm__ volatile("" : "+x"(v))
+#endif
+
 static inline __m256i fc_four(const void *p)
 {
     int32_t four;
@@ -19,12 +23,8 @@ static inline __m256i fc_four(const void *p)
     return _mm256_set1_epi32(four);
 }
 
-static inline d4 d4_start(void) { return (d4){_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-static inline d8 d8_start(const fc_q8_group *x)
-{
-    (void)x;
-    return (d8){_mm256_setzero_si256(), _mm256_setzero_si256()};
-}
+static inline d4 d4_start(const int32_t *start) { return (d4){_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+static inline d8 d8_start(const int32_t *start) { return (d8){_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 
 static inline w8 w8_load(const uint8_t *p)
 {
@@ -33,13 +33,17 @@ static inline w8 w8_load(const uint8_t *p)
                 _mm256_srai_epi16(_mm256_slli_epi16(hi, 8), 8), _mm256_srai_epi16(hi, 8)};
 }
 
-static inline d8 d8_add(d8 s, w8 w, const fc_q8_group *x, int quad)
+static inline d8 d8_add(d8 s, w8 w, const int8_t *q, const int16_t *wide)
 {
-    __m256i even = fc_four(x->wide + quad * 4), odd = fc_four(x->wide + quad * 4 + 2);
+    __m256i even = fc_four(wide), odd = fc_four(wide + 2);
     s.lo = _mm256_add_epi32(s.lo, _mm256_madd_epi16(w.even_lo, even));
+    FC_KEEP(s.lo);
     s.hi = _mm256_add_epi32(s.hi, _mm256_madd_epi16(w.even_hi, even));
+    FC_KEEP(s.hi);
     s.lo = _mm256_add_epi32(s.lo, _mm256_madd_epi16(w.odd_lo, odd));
+    FC_KEEP(s.lo);
     s.hi = _mm256_add_epi32(s.hi, _mm256_madd_epi16(w.odd_hi, odd));
+    FC_KEEP(s.hi);
     return s;
 }
 
@@ -56,11 +60,14 @@ static inline w4 w4_load(const uint8_t *p, int quad)
     return (w4){_mm256_and_si256(lo, low_nibbles), _mm256_and_si256(hi, low_nibbles)};
 }
 
-static inline d4 d4_add(d4 s, w4 w, const fc_q8_group *x, int quad)
+static inline d4 d4_add(d4 s, w4 w, const int8_t *q, const int16_t *wide)
 {
-    __m256i four = fc_four(x->q + quad * 4);
-    return (d4){_mm256_add_epi16(s.lo, _mm256_maddubs_epi16(w.lo, four)),
-                _mm256_add_epi16(s.hi, _mm256_maddubs_epi16(w.hi, four))};
+    __m256i four = fc_four(q);
+    s.lo = _mm256_add_epi16(s.lo, _mm256_maddubs_epi16(w.lo, four));
+    FC_KEEP(s.lo);
+    s.hi = _mm256_add_epi16(s.hi, _mm256_maddubs_epi16(w.hi, four));
+    FC_KEEP(s.hi);
+    return s;
 }
 
 static inline p16 d4_sum(d4 s)

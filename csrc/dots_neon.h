@@ -3,7 +3,6 @@
 #define FC_DOTS_NEON_H
 
 #define FC_QUANTISED_ROWS 4
-#define FC_QUANTISED_PANELS 1
 
 typedef struct {
     int32x4_t pairs[8]; /* of two lanes each, two sums a lane */
@@ -22,9 +21,8 @@ static inline int8x16_t fc_four(const int8_t *p)
     return vreinterpretq_s8_s32(vdupq_n_s32(four));
 }
 
-static inline d8 d8_start(const fc_q8_group *x)
+static inline d8 d8_start(const int32_t *start)
 {
-    (void)x;
     d8 s;
     for (int i = 0; i < 8; i++) {
         s.pairs[i] = vdupq_n_s32(0);
@@ -32,7 +30,7 @@ static inline d8 d8_start(const fc_q8_group *x)
     return s;
 }
 
-static inline d4 d4_start(void)
+static inline d4 d4_start(const int32_t *start)
 {
     d4 s;
     for (int i = 0; i < 8; i++) {
@@ -60,9 +58,9 @@ static inline w4 w4_load(const uint8_t *p, int quad)
     return w;
 }
 
-static inline d8 d8_add(d8 s, w8 w, const fc_q8_group *x, int quad)
+static inline d8 d8_add(d8 s, w8 w, const int8_t *q, const int16_t *wide)
 {
-    int8x16_t four = fc_four(x->q + quad * 4);
+    int8x16_t four = fc_four(q);
     for (int i = 0; i < 4; i++) {
         s.pairs[2 * i] = vpadalq_s16(s.pairs[2 * i], vmull_s8(vget_low_s8(w.v[i]), vget_low_s8(four)));
         s.pairs[2 * i + 1] = vpadalq_s16(s.pairs[2 * i + 1], vmull_high_s8(w.v[i], four));
@@ -70,9 +68,9 @@ static inline d8 d8_add(d8 s, w8 w, const fc_q8_group *x, int quad)
     return s;
 }
 
-static inline d4 d4_add(d4 s, w4 w, const fc_q8_group *x, int quad)
+static inline d4 d4_add(d4 s, w4 w, const int8_t *q, const int16_t *wide)
 {
-    int8x16_t four = fc_four(x->q + quad * 4);
+    int8x16_t four = fc_four(q);
     for (int i = 0; i < 4; i++) {
         s.fours[2 * i] = vmlal_s8(s.fours[2 * i], vget_low_s8(w.v[i]), vget_low_s8(four));
         s.fours[2 * i + 1] = vmlal_high_s8(s.fours[2 * i + 1], w.v[i], four);

@@ -3,7 +3,6 @@
 #define FC_DOTS_SCALAR_H
 
 #define FC_QUANTISED_ROWS 1
-#define FC_QUANTISED_PANELS 1
 
 typedef struct {
     int32_t v[16];
@@ -14,12 +13,8 @@ typedef struct {
 typedef d8 d4;
 typedef w8 w4;
 
-static inline d4 d4_start(void) { return (d4){{0}}; }
-static inline d8 d8_start(const fc_q8_group *x)
-{
-    (void)x;
-    return d4_start();
-}
+static inline d4 d4_start(const int32_t *start) { return (d4){{0}}; }
+static inline d8 d8_start(const int32_t *start) { return d4_start(start); }
 
 static inline w8 w8_load(const uint8_t *p)
 {
@@ -37,14 +32,14 @@ static inline w4 w4_load(const uint8_t *p, int quad)
     return w;
 }
 
-static inline d8 d8_add(d8 sums, w8 w, const fc_q8_group *x, int quad)
+static inline d8 d8_add(d8 sums, w8 w, const int8_t *q, const int16_t *wide)
 {
     for (int i = 0; i < 64; i++) {
-        sums.v[i / 4] += w.v[i] * x->q[quad * 4 + i % 4];
+        sums.v[i / 4] += w.v[i] * q[i % 4];
     }
     return sums;
 }
-static inline d4 d4_add(d4 sums, w4 w, const fc_q8_group *x, int quad) { return d8_add(sums, w, x, quad); }
+static inline d4 d4_add(d4 sums, w4 w, const int8_t *q, const int16_t *wide) { return d8_add(sums, w, q, wide); }
 
 static inline p16 d8_sum(d8 sums)
 {

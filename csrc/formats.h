@@ -8,22 +8,29 @@
 /* What a linear map multiplies its weights with. */
 typedef enum {
     FC_SOURCE_F32, /* rows of f32 as they are */
-    FC_SOURCE_Q8,  /* rows quantised by fc_kernels.quantize_rows: an fc_q8_group for every 32 of k */
+    FC_SOURCE_Q8,  /* rows quantised by fc_kernels.quantize_rows: an fc_q8_row each */
 } fc_source;
 
-/* 32 values x[i] = scale * q[i], q in [-127, 127]. */
+/* A row of FC_SOURCE_Q8: groups of 32 values x[i] = scale * q[i], q in [-127, 127]. Its arrays lie one after another. */
 enum { FC_GROUP = 32 };
 typedef struct {
-    int8_t q[FC_GROUP];
-    int16_t wide[FC_GROUP]; /* the same; of four, the first and third, then the second and fourth */
-    float scale, scaled_sum;
-    int32_t sum; /* of q; scaled_sum is scale times it */
-} fc_q8_group;
+    int8_t *q;                 /* [groups][32] */
+    float *scale, *scaled_sum; /* [groups]; scaled_sum is scale times the sum of q */
+    int32_t *start;            /* [groups]: -128 times the sum of q, where weights are multiplied as q + 128 */
+    int16_t *wide;             /* [groups][32]: q again; of four, the first and third, then the second and fourth */
+} fc_q8_row;
+
+static inline fc_q8_row fc_q8_row_of(const float *row, ptrdiff_t groups)
+{
+    float *scale = (float *)row + groups * (FC_GROUP / 4);
+    return (fc_q8_row){(int8_t *)row, scale, scale + groups, (int32_t *)(scale + 2 * groups), (int16_t *)(scale + 3 * groups)};
+}
 
 /* Floats of a source row of k values. */
 static inline ptrdiff_t fc_source_floats(fc_source source, int k)
 {
-    return source == FC_SOURCE_Q8 ? (k + FC_GROUP - 1) / FC_GROUP * (ptrdiff_t)(sizeof(fc_q8_group) / sizeof(float)) : k;
+    enum { GROUP_BYTES = FC_GROUP * 3 + 3 * 4 };
+    return source == FC_SOURCE_Q8 ? (k + FC_GROUP - 1) / FC_GROUP * (ptrdiff_t)(GROUP_BYTES / sizeof(float)) : k;
 }
 
 /* X(A, CODE, name, stored_as, element_bytes, load, keep, pack_panel, block_k, block_bytes, source), A is passed on.

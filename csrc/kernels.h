@@ -46,7 +46,7 @@ typedef struct {
 #define FC_GEMM_OF(K, CODE, name, ...) K(void, gemm_##name, FC_GEMM_ARGS)
 #define FC_KERNEL_LIST(K)                                                                                                       \
     FC_FORMATS(FC_GEMM_OF, K)                                                                                                   \
-    /* out[row] = the fc_q8_groups of k values, the last group filled up with zeros; rows of out are ld_out floats apart */     \
+    /* out[row] = the fc_q8_row of k values, the last group filled up with zeros; rows of out are ld_out floats apart */        \
     K(void, quantize_rows, (const float *x, ptrdiff_t ld_x, int rows, int k, float *out, ptrdiff_t ld_out))                     \
     /* dst = or += (acc + bias) * column_scale * scale on n columns of each row; bias, column_scale may be NULL */              \
     K(void, store_rows,                                                                                                         \

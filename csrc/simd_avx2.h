@@ -81,6 +81,18 @@ static inline void p16_store_f16(void *p, p16 a)
     _mm_storeu_si128(h + 1, _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
 }
 
+/* The lowest byte of each lane: to q, and widened to `wide`, of four the second and third swapped. */
+static inline void p16_store_low_bytes(int8_t *q, int16_t *wide, p16 a)
+{
+    const __m256i low = _mm256_set1_epi32(0xff);
+    __m256i lo = _mm256_and_si256(_mm256_castps_si256(a.lo), low), hi = _mm256_and_si256(_mm256_castps_si256(a.hi), low);
+    __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8);
+    __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128((__m128i *)q, bytes);
+    bytes = _mm_shuffle_epi8(bytes, _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));
+    _mm256_storeu_si256((__m256i *)wide, _mm256_cvtepi8_epi16(bytes));
+}
+
 #include "dots_avx2.h"
 
 #endif

@@ -52,6 +52,15 @@ static inline void p16_store_f16(void *p, p16 a)
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
 
+/* The lowest byte of each lane: to q, and widened to `wide`, of four the second and third swapped. */
+static inline void p16_store_low_bytes(int8_t *q, int16_t *wide, p16 a)
+{
+    __m128i bytes = _mm512_cvtepi32_epi8(_mm512_castps_si512(a));
+    _mm_storeu_si128((__m128i *)q, bytes);
+    bytes = _mm_shuffle_epi8(bytes, _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));
+    _mm256_storeu_si256((__m256i *)wide, _mm256_cvtepi8_epi16(bytes));
+}
+
 #ifndef FC_OTHER_DOTS
 #include "dots_avx512.h"
 #endif

@@ -8,9 +8,13 @@
 #undef FC_ISA
 #define FC_ISA avx512vnni
 #define FC_QUANTISED_ROWS 6
-#define FC_QUANTISED_PANELS 2
 
 typedef __m512i d8, d4, w8, w4;
+
+/* Sums stay in registers, and rows in the order of the source: moved apart, they would not fit. */
+#ifndef FC_KEEP
+#define FC_KEEP(v) __asm__ volatile("" : "+v"(v))
+#endif
 
 static inline __m512i fc_four(const void *p)
 {
@@ -19,10 +23,10 @@ static inline __m512i fc_four(const void *p)
     return _mm512_set1_epi32(four);
 }
 
-static inline d4 d4_start(void) { return _mm512_setzero_si512(); }
+static inline d4 d4_start(const int32_t *start) { return _mm512_setzero_si512(); }
 
 /* Weights are multiplied as q + 128, so 128 times the sum of x comes off. */
-static inline d8 d8_start(const fc_q8_group *x) { return _mm512_set1_epi32(-128 * x->sum); }
+static inline d8 d8_start(const int32_t *start) { return _mm512_set1_epi32(*start); }
 
 static inline w8 w8_load(const uint8_t *p)
 {
@@ -35,11 +39,13 @@ static inline w4 w4_load(const uint8_t *p, int quad)
     return _mm512_and_si512(quad < 4 ? w : _mm512_srli_epi16(w, 4), _mm512_set1_epi8(15));
 }
 
-static inline d8 d8_add(d8 s, w8 w, const fc_q8_group *x, int quad)
+static inline d8 d8_add(d8 s, w8 w, const int8_t *q, const int16_t *wide)
 {
-    return _mm512_dpbusd_epi32(s, w, fc_four(x->q + quad * 4));
+    s = _mm512_dpbusd_epi32(s, w, fc_four(q));
+    FC_KEEP(s);
+    return s;
 }
-static inline d4 d4_add(d4 s, w4 w, const fc_q8_group *x, int quad) { return d8_add(s, w, x, quad); }
+static inline d4 d4_add(d4 s, w4 w, const int8_t *q, const int16_t *wide) { return d8_add(s, w, q, wide); }
 
 static inline p16 d8_sum(d8 s) { return _mm512_cvtepi32_ps(s); }
 static inline p16 d4_sum(d4 s) { return _mm512_cvtepi32_ps(s); }

@@ -96,6 +96,19 @@ static inline void p16_store_f16(void *p, p16 x)
     vst1q_f16((float16_t *)p + 8, vcombine_f16(vcvt_f16_f32(x.c), vcvt_f16_f32(x.d)));
 }
 
+/* The lowest byte of each lane: to q, and widened to `wide`, of four the second and third swapped. */
+static inline void p16_store_low_bytes(int8_t *q, int16_t *wide, p16 x)
+{
+    static const uint8_t swapped[16] = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};
+    uint16x8_t low = vcombine_u16(vmovn_u32(vreinterpretq_u32_f32(x.a)), vmovn_u32(vreinterpretq_u32_f32(x.b)));
+    uint16x8_t high = vcombine_u16(vmovn_u32(vreinterpretq_u32_f32(x.c)), vmovn_u32(vreinterpretq_u32_f32(x.d)));
+    int8x16_t bytes = vreinterpretq_s8_u8(vcombine_u8(vmovn_u16(low), vmovn_u16(high)));
+    vst1q_s8(q, bytes);
+    bytes = vqtbl1q_s8(bytes, vld1q_u8(swapped));
+    vst1q_s16(wide, vmovl_s8(vget_low_s8(bytes)));
+    vst1q_s16(wide + 8, vmovl_high_s8(bytes));
+}
+
 #ifndef FC_OTHER_DOTS
 #include "dots_neon.h"
 #endif

@@ -8,7 +8,6 @@
 #undef FC_ISA
 #define FC_ISA neondot
 #define FC_QUANTISED_ROWS 4
-#define FC_QUANTISED_PANELS 1
 
 typedef struct {
     int32x4_t v[4];
@@ -17,16 +16,12 @@ typedef struct {
     int8x16_t v[4];
 } w8, w4;
 
-static inline d4 d4_start(void)
+static inline d4 d4_start(const int32_t *start)
 {
     int32x4_t zero = vdupq_n_s32(0);
     return (d4){{zero, zero, zero, zero}};
 }
-static inline d8 d8_start(const fc_q8_group *x)
-{
-    (void)x;
-    return d4_start();
-}
+static inline d8 d8_start(const int32_t *start) { return d4_start(start); }
 
 static inline w8 w8_load(const uint8_t *p)
 {
@@ -47,16 +42,16 @@ static inline w4 w4_load(const uint8_t *p, int quad)
     return w;
 }
 
-static inline d8 d8_add(d8 s, w8 w, const fc_q8_group *x, int quad)
+static inline d8 d8_add(d8 s, w8 w, const int8_t *q, const int16_t *wide)
 {
     int32_t four;
-    memcpy(&four, x->q + quad * 4, sizeof four);
+    memcpy(&four, q, sizeof four);
     for (int i = 0; i < 4; i++) {
         s.v[i] = vdotq_s32(s.v[i], w.v[i], vreinterpretq_s8_s32(vdupq_n_s32(four)));
     }
     return s;
 }
-static inline d4 d4_add(d4 s, w4 w, const fc_q8_group *x, int quad) { return d8_add(s, w, x, quad); }
+static inline d4 d4_add(d4 s, w4 w, const int8_t *q, const int16_t *wide) { return d8_add(s, w, q, wide); }
 
 static inline p16 d8_sum(d8 s)
 {

@@ -77,6 +77,15 @@ static inline void p16_store_f16(void *p, p16 a)
     }
 }
 
+/* The lowest byte of each lane: to q, and widened to `wide`, of four the second and third swapped. */
+static inline void p16_store_low_bytes(int8_t *q, int16_t *wide, p16 a)
+{
+    for (int i = 0; i < 16; i++) {
+        q[i] = (int8_t)(fc_bits(a.v[i]) & 0xff);
+        wide[i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i] = q[i];
+    }
+}
+
 #undef FC_EACH
 
 #include "dots_scalar.h"
