@@ -19,7 +19,7 @@ static inline float FC_NAME(softmax_row)(float *s, int n, int padded, float scal
         p16_store(s + i, v);
         m = p16_max(m, v);
     }
-    *max = FC_NAME(max16)(m);
+    *max = p16_largest(m);
     p16 sum = p16_zero(), shift = p16_set1(*max);
     for (int i = 0; i < n; i += 16) {
         p16 v = FC_NAME(exp16)(p16_sub(p16_load(s + i), shift));
@@ -34,7 +34,7 @@ static inline float FC_NAME(softmax_row)(float *s, int n, int padded, float scal
     for (int i = fc_pad(n); i < padded; i += 16) {
         p16_store(s + i, p16_zero());
     }
-    return FC_NAME(sum16)(sum);
+    return p16_sum(sum);
 }
 
 /* The parts of blocks that a segment reads, in order: its K, then its V; and what comes after them. */

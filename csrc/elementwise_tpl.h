@@ -30,31 +30,6 @@ static inline void FC_NAME(store_up_to)(float *p, p16 a, ptrdiff_t n)
     }
 }
 
-/* The fixed tree: lanes 8 apart, then 4, 2, 1. */
-static inline float FC_NAME(sum16)(p16 a)
-{
-    float v[16];
-    p16_store(v, a);
-    for (int width = 8; width; width /= 2) {
-        for (int i = 0; i < width; i++) {
-            v[i] += v[i + width];
-        }
-    }
-    return v[0];
-}
-
-static inline float FC_NAME(max16)(p16 a)
-{
-    float v[16];
-    p16_store(v, a);
-    for (int width = 8; width; width /= 2) {
-        for (int i = 0; i < width; i++) {
-            v[i] = v[i] > v[i + width] ? v[i] : v[i + width];
-        }
-    }
-    return v[0];
-}
-
 /* e^x = 2^n e^r, n = round(x log2 e), |r| <= ln 2 / 2, e^r by a minimax polynomial of degree 6; x is clamped to [-87.33, 88.37], where 2^n is
  * a normal number. NaN stays NaN. Adding 1.5 * 2^23 leaves n in the low bits. */
 static inline p16 FC_NAME(exp16)(p16 x)
@@ -141,7 +116,7 @@ static inline float FC_NAME(inverse_rms)(const float *x, int n, float eps)
         p16 v = FC_NAME(load_up_to)(x + i, n - i);
         sum = p16_fma(v, v, sum);
     }
-    return 1.0f / sqrtf(FC_NAME(sum16)(sum) / (float)n + eps);
+    return 1.0f / sqrtf(p16_sum(sum) / (float)n + eps);
 }
 
 static void FC_NAME(rms_norm)(const float *x, const float *weight, int n, float eps, float scale, float *out)
@@ -189,7 +164,7 @@ static inline float FC_NAME(largest)(const float *x, ptrdiff_t n, p16 *nan)
         best = p16_max(best, p16_set1(x[i]));
         *nan = p16_fma(p16_set1(x[i]), p16_zero(), *nan);
     }
-    return FC_NAME(max16)(p16_max(best, best2));
+    return p16_largest(p16_max(best, best2));
 }
 
 static float FC_NAME(argmax)(const float *x, ptrdiff_t n, ptrdiff_t *index, int *finite)
@@ -206,7 +181,7 @@ static float FC_NAME(argmax)(const float *x, ptrdiff_t n, ptrdiff_t *index, int 
         }
     }
     *index = 0;
-    if (!(FC_NAME(sum16)(nan) == 0.0f)) {
+    if (!(p16_sum(nan) == 0.0f)) {
         *finite = 0;
         return value;
     }
@@ -235,7 +210,7 @@ static void FC_NAME(softmax_weights)(const float *x, ptrdiff_t n, float shift, f
             FC_NAME(store_up_to)(weights + i, z, end - i);
             sum = p16_add(sum, z);
         }
-        sums[start / FC_WEIGHT_BLOCK] = FC_NAME(sum16)(sum);
+        sums[start / FC_WEIGHT_BLOCK] = p16_sum(sum);
     }
 }
 
@@ -256,7 +231,7 @@ static double FC_NAME(sum_exp)(const float *x, ptrdiff_t n, float shift, float s
             }
             sum = p16_add(sum, y);
         }
-        total += FC_NAME(sum16)(sum);
+        total += p16_sum(sum);
     }
     return total;
 }

@@ -18,7 +18,7 @@ static inline p16 FC_NAME(quantize_group)(const float *x, int n, const fc_q8_row
         size = p16_max(v[half], size);
         size = p16_max(p16_sub(p16_zero(), v[half]), size);
     }
-    float largest = FC_NAME(max16)(size), inverse = largest >= FC_LEAST_GROUP ? 127.0f / largest : 0.0f;
+    float largest = p16_largest(size), inverse = largest >= FC_LEAST_GROUP ? 127.0f / largest : 0.0f;
     for (int half = 0; half < 2; half++) {
         p16 y = p16_mul(v[half], p16_set1(inverse));
         y = p16_min(p16_max(y, p16_set1(-127.0f)), p16_set1(127.0f)); /* of what is not finite too */
@@ -26,7 +26,7 @@ static inline p16 FC_NAME(quantize_group)(const float *x, int n, const fc_q8_row
         sum = p16_add(sum, p16_sub(y, p16_set1(FC_ROUNDER)));
         p16_store_low_bytes(row->q + g * FC_GROUP + half * 16, row->wide + g * FC_GROUP + half * 16, y);
     }
-    float total = FC_NAME(sum16)(sum); /* of integers: exact */
+    float total = p16_sum(sum); /* of integers: exact */
     row->scale[g] = largest >= FC_LEAST_GROUP ? largest / 127.0f : 0.0f;
     row->scaled_sum[g] = row->scale[g] * total;
     row->start[g] = -128 * (int32_t)total;
@@ -43,6 +43,6 @@ static void FC_NAME(quantize_rows)(const float *x, ptrdiff_t ld_x, int rows, int
             int left = k - (int)g * FC_GROUP;
             zero = p16_add(zero, FC_NAME(quantize_group)(x + g * FC_GROUP, left < FC_GROUP ? left : FC_GROUP, &row, g));
         }
-        row.scale[0] += FC_NAME(sum16)(zero);
+        row.scale[0] += p16_sum(zero);
     }
 }

@@ -49,6 +49,19 @@ static inline p16 p16_fma(p16 a, p16 b, p16 c)
     return (p16){_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
 
+/* The fixed tree: lanes 8 apart, then 4, 2, 1. */
+#define FC_TREE(name, op)                                                                   \
+    static inline float name(p16 a)                                                         \
+    {                                                                                       \
+        __m256 v8 = _mm256_##op##_ps(a.lo, a.hi);                                           \
+        __m128 v = _mm_##op##_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps(v8, 1)); \
+        v = _mm_##op##_ps(v, _mm_movehl_ps(v, v));                                          \
+        return _mm_cvtss_f32(_mm_##op##_ss(v, _mm_movehdup_ps(v)));                         \
+    }
+FC_TREE(p16_sum, add)
+FC_TREE(p16_largest, max)
+#undef FC_TREE
+
 /* a * 2^n, where the low bits of n's representation hold the integer (see p16_exp). */
 static inline p16 p16_add_exponent(p16 a, p16 n)
 {

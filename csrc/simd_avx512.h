@@ -28,6 +28,20 @@ static inline p16 p16_max(p16 a, p16 b) { return _mm512_max_ps(a, b); } /* a > b
 static inline p16 p16_min(p16 a, p16 b) { return _mm512_min_ps(a, b); } /* a < b ? a : b */
 static inline p16 p16_fma(p16 a, p16 b, p16 c) { return _mm512_fmadd_ps(a, b, c); }
 
+/* The fixed tree: lanes 8 apart, then 4, 2, 1. */
+#define FC_TREE(name, op)                                                                   \
+    static inline float name(p16 a)                                                         \
+    {                                                                                       \
+        __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a), 1));     \
+        __m256 v8 = _mm256_##op##_ps(_mm512_castps512_ps256(a), high);                      \
+        __m128 v = _mm_##op##_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps(v8, 1)); \
+        v = _mm_##op##_ps(v, _mm_movehl_ps(v, v));                                          \
+        return _mm_cvtss_f32(_mm_##op##_ss(v, _mm_movehdup_ps(v)));                         \
+    }
+FC_TREE(p16_sum, add)
+FC_TREE(p16_largest, max)
+#undef FC_TREE
+
 /* a * 2^n, where the low bits of n's representation hold the integer (see exp16). */
 static inline p16 p16_add_exponent(p16 a, p16 n)
 {

@@ -61,6 +61,21 @@ static inline p16 p16_fma(p16 x, p16 y, p16 z)
     return (p16){vfmaq_f32(z.a, x.a, y.a), vfmaq_f32(z.b, x.b, y.b), vfmaq_f32(z.c, x.c, y.c), vfmaq_f32(z.d, x.d, y.d)};
 }
 
+/* The fixed tree: lanes 8 apart, then 4, 2, 1. */
+static inline float p16_sum(p16 x)
+{
+    float32x4_t v = vaddq_f32(vaddq_f32(x.a, x.c), vaddq_f32(x.b, x.d));
+    float32x2_t two = vadd_f32(vget_low_f32(v), vget_high_f32(v));
+    return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+
+static inline float p16_largest(p16 x)
+{
+    float32x4_t v = fc_max4(fc_max4(x.a, x.c), fc_max4(x.b, x.d));
+    v = fc_max4(v, vextq_f32(v, v, 2));
+    return vgetq_lane_f32(v, 0) > vgetq_lane_f32(v, 1) ? vgetq_lane_f32(v, 0) : vgetq_lane_f32(v, 1);
+}
+
 static inline float32x4_t fc_add_exponent4(float32x4_t x, float32x4_t n)
 {
     uint32x4_t shifted = vshlq_n_u32(vreinterpretq_u32_f32(n), 23);

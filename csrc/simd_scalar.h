@@ -39,6 +39,22 @@ static inline p16 p16_min(p16 a, p16 b) { FC_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v
 /* Not inlined: sixteen calls of fmaf cost far more than the one around them, and copies in every tile take a minute to compile. */
 static __attribute__((noinline)) p16 p16_fma(p16 a, p16 b, p16 c) { FC_EACH(fmaf(a.v[i], b.v[i], c.v[i])); }
 
+/* The fixed tree: lanes 8 apart, then 4, 2, 1. */
+#define FC_TREE(name, combined)                       \
+    static inline float name(p16 a)                   \
+    {                                                 \
+        for (int width = 8; width; width /= 2) {      \
+            for (int i = 0; i < width; i++) {         \
+                float x = a.v[i], y = a.v[i + width]; \
+                a.v[i] = combined;                    \
+            }                                         \
+        }                                             \
+        return a.v[0];                                \
+    }
+FC_TREE(p16_sum, x + y)
+FC_TREE(p16_largest, x > y ? x : y)
+#undef FC_TREE
+
 static inline uint32_t fc_bits(float x)
 {
     uint32_t u;
