@@ -53,6 +53,9 @@ class Stages:
         self._stages = list(stages)
         self.needs_all = needs_all
 
+    def __copy__(self) -> Stages:
+        return Stages([copy.copy(stage) for stage in self._stages], self.needs_all)
+
     def push(self, piece: str) -> str:
         for stage in self._stages:
             piece = stage.push(piece)
@@ -86,14 +89,14 @@ class IncrementalDecoder:
         after: Sequence[int] = (),
     ) -> None:
         self._token = token
-        self._stages = copy.deepcopy(stages)
+        self._stages = copy.copy(stages)
         self._skipped = skipped
         if len(after) > 2 * CONTEXT_TOKENS and not stages.needs_all:
             after = [*after[:CONTEXT_TOKENS], *after[-CONTEXT_TOKENS:]]
         for token_id in after:
             self._push(token_id)
         # the end of `after` that is text only while nothing follows: half a character
-        self._shown = copy.deepcopy(self._stages).finish() if after else ""
+        self._shown = copy.copy(self._stages).finish() if after else ""
         self._length = self.offset = 0
 
     def push(self, token_id: int) -> str:
@@ -116,7 +119,7 @@ class IncrementalDecoder:
 
     def _rest(self) -> str:
         """What would be text if the stream ended here."""
-        text = copy.deepcopy(self._stages).finish()
+        text = copy.copy(self._stages).finish()
         return text[common_prefix_length(text, self._shown) :]
 
     def _beyond_shown(self, text: str) -> str:
@@ -158,9 +161,6 @@ class _Each:
     def holds(self) -> bool:
         return False
 
-    def __deepcopy__(self, memo: object) -> _Each:
-        return self  # what it keeps is the same for all
-
 
 class _FirstDiffers(_Each):
     """A step that treats the first token of a text in another way than the others."""
@@ -176,9 +176,6 @@ class _FirstDiffers(_Each):
             self._is_first = False
             return self._decode_first([piece])
         return super().push(piece)
-
-    def __deepcopy__(self, memo: object) -> _FirstDiffers:
-        return copy.copy(self)
 
 
 class _LastDiffers:
@@ -212,9 +209,6 @@ class _Distinct(_Each):
         repeats, self._before = piece == self._before, piece
         return "" if repeats else super().push(piece)
 
-    def __deepcopy__(self, memo: object) -> _Distinct:
-        return copy.copy(self)
-
 
 class _Utf8:
     """The characters that bytes make up. Bytes of none: U+FFFD, one for each byte, or one where a character breaks."""
@@ -227,7 +221,7 @@ class _Utf8:
     def holds(self) -> bool:
         return bool(self._bytes)
 
-    def push(self, data: bytes) -> str:
+    def read(self, data: bytes) -> str:
         text, used = self._decode(self._bytes + data, False)
         self._bytes = (self._bytes + data)[used:]
         return text
@@ -249,39 +243,25 @@ def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error("fastcore-each-byte", _replace_each_byte)
 
 
-class _ByteLevel:
+class _ByteLevel(_Utf8):
     """A text is the UTF-8 reading of its tokens' bytes."""
 
     def __init__(self) -> None:
-        self._utf8 = _Utf8(each=False)
+        super().__init__(each=False)
 
     def push(self, piece: str) -> str:
-        return self._utf8.push(byte_level_bytes(piece))
-
-    def finish(self) -> str:
-        return self._utf8.finish()
-
-    @property
-    def holds(self) -> bool:
-        return self._utf8.holds
+        return self.read(byte_level_bytes(piece))
 
 
-class _ByteFallback:
+class _ByteFallback(_Utf8):
     """Byte tokens are bytes; others end a run of them."""
 
     def __init__(self) -> None:
-        self._utf8 = _Utf8(each=True)
+        super().__init__(each=True)
 
     def push(self, piece: str) -> str:
         byte = fallback_byte(piece)
-        return self._utf8.finish() + piece if byte is None else self._utf8.push(bytes([byte]))
-
-    def finish(self) -> str:
-        return self._utf8.finish()
-
-    @property
-    def holds(self) -> bool:
-        return self._utf8.holds
+        return self.finish() + piece if byte is None else self.read(bytes([byte]))
 
 
 class _All:
@@ -302,8 +282,8 @@ class _All:
     def holds(self) -> bool:
         return bool(self._pieces)
 
-    def __deepcopy__(self, memo: object) -> _All:
-        twin = copy.copy(self)
+    def __copy__(self) -> _All:
+        twin = _All(self._decode)
         twin._pieces = list(self._pieces)
         return twin
 

@@ -178,7 +178,7 @@ class Tokenizer:
             return bytes([byte])
         piece = self._pieces.get(token_id)
         if piece is None:
-            stages = copy.deepcopy(self._stages)
+            stages = copy.copy(self._stages)
             before = stages.push("x")
             text = before + stages.push(token) + stages.finish()
             piece = self._pieces[token_id] = text.removeprefix("x").encode()
