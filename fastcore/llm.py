@@ -18,7 +18,7 @@ from fastcore.engine.holder import ModelHolder, is_whole
 from fastcore.engine.request import Request
 from fastcore.engine.sampling import Sampler
 from fastcore.engine.sampling_params import SamplingOptions, SamplingParams
-from fastcore.engine.scheduler import Scheduler
+from fastcore.engine.scheduler import Results, Scheduler
 from fastcore.engine.state import StatePool
 from fastcore.engine.text_stream import NoText, TextStream
 from fastcore.errors import ContextLengthError, UnsupportedModelError
@@ -350,8 +350,13 @@ class LLM(ModelHolder):
         position). normalize: to length 1.
         """
         batch, is_single = self._batch(texts)
-        vectors = loglikelihoods.embed(self._scheduler, batch, self.max_seq_len, pooling, normalize)
+        vectors = np.empty((len(batch), self.config.hidden_size), np.float32)
+        for i, vector in enumerate(self._embeddings(batch, pooling, normalize)):
+            vectors[i] = vector
         return vectors[0] if is_single else vectors
+
+    def _embeddings(self, token_lists: Sequence[list[int]], pooling: str, normalize: bool) -> Results[Array]:
+        return loglikelihoods.embeddings(self._scheduler, token_lists, self.max_seq_len, pooling, normalize)
 
 
 def _chunks(scheduler: Scheduler, request: Request, text: TextStream) -> Generator[Chunk, None, None]:

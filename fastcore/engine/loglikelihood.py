@@ -1,7 +1,8 @@
 """What a model makes of texts: logits, log-likelihoods, perplexity, embeddings. Texts are works of the scheduler."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -9,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcore.engine.sampling import logprobs_of
-from fastcore.engine.scheduler import Array, Best, Scheduler, Work
+from fastcore.engine.scheduler import Array, Best, Caller, Results, Scheduler, Work
 from fastcore.errors import ContextLengthError, NonFiniteError
 
 if TYPE_CHECKING:
     from fastcore.text.tokenizer import Tokenizer
 
-__all__ = ["POOLINGS", "embed", "encode_pair", "logits", "loglikelihoods", "perplexity"]
+__all__ = ["POOLINGS", "embeddings", "encode_pair", "logits", "loglikelihoods", "perplexity"]
 
 POOLINGS = ("mean", "last")
 
@@ -203,23 +204,25 @@ def perplexity(
     return math.exp(-total / (count - 1))
 
 
-def embed(
+def embeddings(
     scheduler: Scheduler, token_lists: Sequence[Sequence[int]], max_seq_len: int, pooling: str, normalize: bool
-) -> Array:
-    """One vector a text from the hidden states after the last norm: f32 [num_texts, hidden_size]."""
+) -> Results[Array]:
+    """One vector a text from the hidden states after the last norm, each f32 [hidden_size]."""
     if pooling not in POOLINGS:
         raise ValueError(f"pooling is {pooling!r}; expected one of {', '.join(POOLINGS)}")
     _check(token_lists, max_seq_len)
     texts = (_Pooled(ids, i, len(ids) - 1 if pooling == "last" else 0) for i, ids in enumerate(token_lists))
-    sums = np.zeros((len(token_lists), scheduler.model.config.hidden_size))
-    for text in scheduler.in_order(texts, _itself):
-        sums[text.index] = text.total
-    if pooling == "mean":
-        sums /= np.array([len(ids) for ids in token_lists], np.float64)[:, None]
-    if normalize:
-        lengths = np.sqrt((sums * sums).sum(axis=1, keepdims=True))
-        sums /= np.where(lengths > 0, lengths, 1)
-    return sums.astype(np.float32)
+    caller = Caller()
+
+    def vectors() -> Generator[Array, None, None]:
+        with closing(scheduler.in_order(texts, _itself, caller)) as done:
+            for text in done:
+                assert text.total is not None
+                vector = text.total / (text.num_tokens if pooling == "mean" else 1)
+                length = math.sqrt((vector * vector).sum()) if normalize else 1.0
+                yield (vector / (length or 1.0)).astype(np.float32)
+
+    return Results(caller, vectors())
 
 
 def _itself(text: _Text) -> tuple[_Text]:

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from fastcore.server.answers import RequestError, error_response, json_response
 from fastcore.server.bodies import Bodies
 from fastcore.server.doors import ApiKey, JsonOnly, LoopbackGuard
+from fastcore.server.embeddings import EMBEDDINGS
 from fastcore.server.endpoint import Endpoint, Handler, Service, Stopping
 from fastcore.server.limits import RequestLimits
 from fastcore.server.metrics import Metrics, RequestMetrics
@@ -142,7 +143,7 @@ def create_app(
 
 def handlers_of(model: ServedModel) -> Mapping[str, Handler[Any]]:
     """What answers at which path."""
-    return (PiiService.handlers if model.is_classifier else OpenAIService.handlers) | TOKENS
+    return (PiiService.handlers if model.is_classifier else OpenAIService.handlers | EMBEDDINGS) | TOKENS
 
 
 def _stop(models: ServedModels, stopping: Stopping) -> Callable[[], None]:

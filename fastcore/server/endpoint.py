@@ -1,8 +1,8 @@
 """One request: its body read, the work done, failures told, and the end when its client or the server goes."""
 
 import threading
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -17,7 +17,9 @@ from fastcore.server.answers import RequestError, error_response, request_error
 from fastcore.server.bodies import Bodies
 from fastcore.server.served import ServedModels
 
-__all__ = ["Endpoint", "Handler", "Service", "Stopping", "collect", "until_gone"]
+__all__ = ["Endpoint", "Handler", "Room", "Service", "Stopping", "collect", "until_gone"]
+
+THREADS = 64  # requests at work at once; more wait for their turn
 
 T = TypeVar("T")
 F = TypeVar("F", bound=msgspec.Struct)
@@ -50,6 +52,25 @@ class Service(Protocol):
     def stop(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+class Room:
+    """For requests that run in threads: how many of them may be under way or waiting."""
+
+    def __init__(self, max_requests: int) -> None:
+        self.threads = anyio.CapacityLimiter(THREADS)
+        self.taken = 0
+        self._max_requests = max_requests
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        if self.taken >= self._max_requests:
+            raise RequestError(429, f"{self.taken} requests are under way or waiting; try again later")
+        self.taken += 1
+        try:
+            yield
+        finally:
+            self.taken -= 1
 
 
 class Stopping:

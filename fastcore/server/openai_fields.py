@@ -191,21 +191,23 @@ def _logit_bias(biases: dict[str, float], limits: RequestLimits) -> dict[int, fl
     return {int(key): bias for key, bias in biases.items()}
 
 
-def prompts(value: str | list[int | str | list[int]] | None, limits: RequestLimits) -> Sequence[Any]:
+def prompts(
+    value: str | list[int | str | list[int]] | None, limits: RequestLimits, name: str = "prompt"
+) -> Sequence[Any]:
     """A list of prompts: strings or lists of token ids, which the model checks."""
     if value is None or value == []:
         what = "missing" if value is None else "empty"
-        raise RequestError(400, f"prompt is {what}; expected a text, token ids, or a list of either", param="prompt")
+        raise RequestError(400, f"{name} is {what}; expected a text, token ids, or a list of either", param=name)
     if isinstance(value, str):
         value = [value]
     elif any(isinstance(item, int) for item in value):
         if not all(isinstance(item, int) for item in value):
-            raise RequestError(400, "prompt has token ids beside texts or lists; expected one kind", param="prompt")
+            raise RequestError(400, f"{name} has token ids beside texts or lists; expected one kind", param=name)
         return [value]
     for text in value:
         if isinstance(text, str) and len(text) > limits.max_text_chars:
-            message = f"prompt has {len(text)} characters; expected at most {limits.max_text_chars}"
-            raise RequestError(400, message, param="prompt")
+            message = f"{name} has {len(text)} characters; expected at most {limits.max_text_chars}"
+            raise RequestError(400, message, param=name)
     return value
 
 

@@ -1,10 +1,8 @@
 """The endpoints of a token classifier: /v1/scoring, its numbers token by token; /v1/pii, entities and masked texts."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import anyio
 import anyio.to_thread
 import msgspec
 from starlette.requests import Request
@@ -13,7 +11,7 @@ from starlette.responses import Response
 from fastcore.classify import OFFSETS, Classification, TokenClassifier, TokenScores
 from fastcore.pii.masking import MaskingRules
 from fastcore.server.answers import RequestError, json_bytes, json_response
-from fastcore.server.endpoint import Handler, collect
+from fastcore.server.endpoint import Handler, Room, collect
 from fastcore.server.limits import RequestLimits
 
 if TYPE_CHECKING:
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PiiService"]
 
-THREADS = 64  # requests at work at once; more wait for their turn
 ROWS = 1024  # of numbers that become text at once
 
 
@@ -54,8 +51,7 @@ class PiiService:
     def __init__(self, classifier: TokenClassifier, limits: RequestLimits) -> None:
         self._classifier = classifier
         self._limits = limits
-        self._threads = anyio.CapacityLimiter(THREADS)
-        self._active = 0
+        self.room = Room(limits.max_requests)
 
     @property
     def tokenizer(self) -> "Tokenizer":
@@ -66,7 +62,7 @@ class PiiService:
         return self._classifier.max_seq_len
 
     def status(self) -> dict[str, float]:
-        return {"active_requests": self._active}
+        return {"active_requests": self.room.taken}
 
     def facts(self) -> dict[str, Any]:
         return {"max_model_len": self._classifier.max_seq_len}
@@ -96,8 +92,8 @@ class PiiService:
                     param="sequences",
                 )
 
-        with self._counted():
-            scores = await collect(request, self._classifier.score(iter(texts)), self._threads, check)
+        with self.room.place():
+            scores = await collect(request, self._classifier.score(iter(texts)), self.room.threads, check)
             return await anyio.to_thread.run_sync(_scoring_response, scores)
 
     async def find(self, request: Request, fields: FindFields, model: str) -> Response:
@@ -114,8 +110,8 @@ class PiiService:
                 400, f"offsets is {offsets!r:.80}; expected one of {', '.join(OFFSETS)}", param="offsets"
             )
         rules = self._rules(fields)
-        with self._counted():
-            results = await collect(request, self._classifier(iter(texts)), self._threads)
+        with self.room.place():
+            results = await collect(request, self._classifier(iter(texts)), self.room.threads)
             return await anyio.to_thread.run_sync(_find_response, results, rules, offsets)
 
     def _texts(self, fields: ScoringFields) -> list[str]:
@@ -150,16 +146,6 @@ class PiiService:
             join=fields.join,
             whole_words=fields.whole_words is True,
         )
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        if self._active >= self._limits.max_requests:
-            raise RequestError(429, f"{self._active} requests are under way or waiting; try again later")
-        self._active += 1
-        try:
-            yield
-        finally:
-            self._active -= 1
 
     handlers: ClassVar[dict[str, Handler[Any]]] = {
         "/v1/scoring": Handler(ScoringFields, scoring),
