@@ -16,7 +16,7 @@ from fastcore.errors import GrammarError, MissingPackageError
 from fastcore.llm import LLM
 from fastcore.server.answers import RequestError, error_body, json_bytes, json_response, request_error
 from fastcore.server.chat import Chat
-from fastcore.server.endpoint import Handler, until_gone
+from fastcore.server.endpoint import Handler, Room, until_gone
 from fastcore.server.limits import RequestLimits
 from fastcore.server.openai_answers import CHAT, TEXT, Answer
 from fastcore.server.openai_fields import (
@@ -52,28 +52,29 @@ class OpenAIService:
     def __init__(
         self, llm: LLM, limits: RequestLimits, defaults: SamplingParams, done: Callable[[Request], None]
     ) -> None:
-        self._llm = llm
-        self._limits = limits
+        self.llm = llm
+        self.limits = limits
         self._defaults = defaults
         self._steps = StepThread(llm, limits.max_requests, done)
+        self.room = Room(limits.max_requests)  # for those that are no completions
         self._turns = anyio.CapacityLimiter(1)  # of large prompts
 
     @property
     def tokenizer(self) -> "Tokenizer":
-        return self._llm.tokenizer
+        return self.llm.tokenizer
 
     @property
     def max_seq_len(self) -> int:
-        return self._llm.max_seq_len
+        return self.llm.max_seq_len
 
     def status(self) -> dict[str, float]:
-        return {"active_requests": self._steps.num_requests, "free_cache_positions": self._llm.pool.free_positions}
+        return {"active_requests": self._steps.num_requests, "free_cache_positions": self.llm.pool.free_positions}
 
     def facts(self) -> dict[str, Any]:
         """default_sampling: how answers are sampled where a request does not say."""
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         defaults = {name: getattr(self._defaults, name) for name in names}
-        return {"max_model_len": self._llm.max_seq_len, "default_sampling": defaults}
+        return {"max_model_len": self.llm.max_seq_len, "default_sampling": defaults}
 
     def stop(self) -> None:
         self._steps.stop()
@@ -87,23 +88,23 @@ class OpenAIService:
         max_tokens is 16 where it is not given. logprobs is a number of tokens; with echo, the prompt and its logprobs
         come first.
         """
-        given = prompts(fields.prompt, self._limits)
-        params = sampling_params(fields, self._defaults, self._limits)
+        given = prompts(fields.prompt, self.limits)
+        params = sampling_params(fields, self._defaults, self.limits)
         _only("suffix", fields.suffix, None, "")
         _only("best_of", fields.best_of, None, params.n)
         if fields.stream and fields.echo:
             raise RequestError(400, "echo and stream do not go together here", param="echo")
-        check_work(params, len(given), 1, self._limits)
+        check_work(params, len(given), 1, self.limits)
 
         def prepare() -> Job:
-            llm = self._llm
+            llm = self.llm
             return self._job([llm._prompt_ids(prompt) for prompt in given], params)
 
         job = await self._prepared(prepare, sum(map(len, given)))
         echo = None
         if fields.echo:
-            echo = [prompt if isinstance(prompt, str) else self._llm.tokenizer.decode(prompt) for prompt in given]
-        return await self._answered(http, Answer(self._llm, job, TEXT, model, params, echo), fields)
+            echo = [prompt if isinstance(prompt, str) else self.llm.tokenizer.decode(prompt) for prompt in given]
+        return await self._answered(http, Answer(self.llm, job, TEXT, model, params, echo), fields)
 
     async def chat(self, http: HttpRequest, fields: ChatFields, model: str) -> ASGIApp:
         """{"messages": [{"role": ..., "content": ...}, ...], ...}: the model's answer, by its own chat template.
@@ -111,17 +112,17 @@ class OpenAIService:
         max_tokens (or max_completion_tokens) is 1024 where neither is given. tools and chat_template_kwargs go to the
         template; calls of tools and thoughts are taken out of what the model answers.
         """
-        params = sampling_params(fields, self._defaults, self._limits)
+        params = sampling_params(fields, self._defaults, self.limits)
         chat = Chat(fields, params)
         _only("modalities", fields.modalities, None, ["text"])
-        check_work(params, 1, 1, self._limits)
+        check_work(params, 1, 1, self.limits)
 
         def prepare() -> tuple[Job, ReplyForm]:
-            ids, held, form = chat.prompt(self._llm)
+            ids, held, form = chat.prompt(self.llm)
             return self._job([ids], held), form
 
         job, form = await self._prepared(prepare, int(http.headers.get("content-length") or LARGE_CHARS))
-        return await self._answered(http, Answer(self._llm, job, CHAT, model, params, form=form), fields)
+        return await self._answered(http, Answer(self.llm, job, CHAT, model, params, form=form), fields)
 
     def _job(self, prompts: list[list[int]], params: SamplingParams) -> Job:
         try:
@@ -132,7 +133,7 @@ class OpenAIService:
             request.max_new_tokens + (len(request.prompt_token_ids) if params.prompt_logprobs is not None else 0)
             for request, _ in job.completions
         )
-        check_work(params, len(prompts), positions, self._limits)
+        check_work(params, len(prompts), positions, self.limits)
         return job
 
     async def _prepared(self, prepare: Callable[[], T], size: int) -> T:
