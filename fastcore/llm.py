@@ -99,9 +99,8 @@ class LLM(ModelHolder):
     def _start(self, model: Model, tokenizer: "Tokenizer | None", path: Path, options: LLMOptions) -> None:
         config = model.config
         if config.is_token_classifier:
-            raise UnsupportedModelError(
-                f"{config.architectures} classifies tokens; open it with fastcore.TokenClassifier"
-            )
+            name = ", ".join(config.architectures) or config.model_type
+            raise UnsupportedModelError(f"{name} classifies tokens; open it with fastcore.TokenClassifier")
         longest, max_seq_len = config.context_length, options.get("max_seq_len")
         if max_seq_len is not None and not is_whole(max_seq_len, 1, longest):
             raise ValueError(f"max_seq_len is {max_seq_len!r}; expected a whole number from 1 to the model's {longest}")
@@ -167,7 +166,10 @@ class LLM(ModelHolder):
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
     ) -> Generator[Chunk, None, None]:
         """Complete a prompt piece by piece; options as in generate. Closing the iterator stops the work."""
-        return self._stream(self._prompt_ids(prompt), _with_options(params, options))
+        params = _with_options(params, options)
+        if not isinstance(prompt, str) and _is_list(prompt) and any(map(_is_list, prompt)):
+            raise TypeError("a stream completes one prompt; generate takes a list of them")
+        return self._stream(self._prompt_ids(prompt), params)
 
     def chat(
         self,

@@ -169,7 +169,7 @@ class FastcoreLM(LM):  # type: ignore[misc, unused-ignore]
     def _batches(self, items: Sequence[Any], disable_tqdm: bool) -> Iterator[Sequence[Any]]:
         from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-        with tqdm(total=len(items), disable=disable_tqdm) as bar:
+        with tqdm(total=len(items), disable=disable_tqdm or None) as bar:
             for start in range(0, len(items), BATCH):
                 yield items[start : start + BATCH]
                 bar.update(min(BATCH, len(items) - start))

@@ -23,6 +23,7 @@ from fastcore import (
     SamplingOptions,
     SamplingParams,
     TokenClassifier,
+    UnsupportedModelError,
 )
 from fastcore._kernels import BLOCK_TOKENS
 from fastcore.pii.masking import MaskingOptions, MaskingRules
@@ -210,6 +211,20 @@ def test_a_model_without_a_tokenizer_takes_token_ids(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=r"no tokenizer.*tokenizer\.json"):
             asks_for_text()
+
+
+def test_a_stream_of_several_prompts_is_refused(tiny_folder: Callable[..., Path]) -> None:
+    llm = LLM(tiny_folder("llama"), num_threads=1)
+    for prompts in (["a", "b"], [[5, 6], [7]]):
+        with pytest.raises(TypeError, match="a stream completes one prompt; generate takes a list of them"):
+            llm.stream(prompts)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="did you mean 'max_tokens'"):
+        llm.generate([5, 6], max_token=4)  # type: ignore[call-overload]
+
+
+def test_a_token_classifier_is_named_where_a_language_model_is_asked_for(tiny_folder: Callable[..., Path]) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"^PiiMaskingModel classifies tokens; open it with"):
+        LLM(tiny_folder("pii_masking"))
 
 
 # ---------------------------------------------------------------- closing

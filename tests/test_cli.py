@@ -1,6 +1,7 @@
 """The command line, on tiny checkpoints: what it prints, what it refuses, and how it ends."""
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -148,7 +149,7 @@ def test_generate_reads_the_prompt_from_stdin(folder: Path, llm: LLM, tmp_path: 
         **{name: value for name, value in process_options(tmp_path).items() if name in ("cwd", "env")},
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["token_ids"] == llm.generate(prompt, max_tokens=3).token_ids
+    assert json.loads(done.stdout)["token_ids"] == llm.generate(prompt[:-1], max_tokens=3).token_ids
 
 
 def test_max_tokens_zero_gives_an_empty_completion(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -519,6 +520,30 @@ sys.exit(main(["generate", "--model", sys.argv[1], "--threads", "1", "--max-toke
     assert child.returncode == 1
     assert child.stderr.startswith("fastcore: the system does not give ")
     assert child.stderr.count("\n") == 1
+
+
+def test_a_wrong_bias_is_told_what_is_expected(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", "x", "--logit-bias", "foo"])
+    assert "argument --logit-bias: 'foo'; expected ID=B, a token id and a number" in capsys.readouterr().err
+
+
+def test_with_stderr_closed_nothing_but_the_text_is_printed(folder: Path, llm: LLM, tmp_path: Path) -> None:
+    line = f"{sys.executable} -m fastcore generate --model {folder} '{PROMPT}' --max-tokens 3 2>&-"
+    done = subprocess.run(["bash", "-c", line], stdout=subprocess.PIPE, **process_options(tmp_path))
+    assert (done.returncode, done.stdout) == (0, llm.generate(PROMPT, max_tokens=3).text + "\n")
+
+
+@pytest.mark.parametrize(("end", "kept"), [("", ""), ("\n", ""), ("\r\n", ""), ("\n\n", "\n")])
+def test_a_prompt_from_stdin_is_what_stands_before_its_last_line_end(
+    folder: Path, llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, end: str, kept: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(PROMPT + end))
+    assert main(["generate", "--model", str(folder), "-", "--max-tokens", "5", "--json"]) == 0
+    expected = llm.generate(PROMPT + kept, max_tokens=5)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["token_ids"] == expected.token_ids
+    assert printed["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
 
 
 @pytest.mark.fault("C9")

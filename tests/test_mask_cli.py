@@ -524,9 +524,20 @@ def test_a_mapping_is_kept_for_the_files_that_are_done(mask, tmp_path: Path) -> 
     assert "b.txt: is UTF-16" in err
     assert unmask((tmp_path / "out" / "a.txt").read_text(), json.loads(mapping.read_text())) == "BOB"
     assert not (tmp_path / "out" / "b.txt").exists()
-    for wrong in (tmp_path / "none" / "map.json", tmp_path / "new.txt"):
+    for wrong, message in (
+        (tmp_path / "none" / "map.json", "there is no folder"),
+        (tmp_path / "new.txt", "is an output, too; expected a file of its own"),
+        (mapping, "exists; remove it, or give --overwrite"),
+    ):
         code, _, err = mask(tmp_path / "a.txt", "--output", tmp_path / "new.txt", *options[:2], "--mapping", wrong)
-        assert (code, "expected a new file of its own, in a folder that is there" in err) == (1, True)
+        assert (code, err.startswith(f"fastcore: --mapping {wrong}"), message in err) == (1, True, True)
+
+
+def test_what_cannot_be_written_is_said_before_anything_is_read(mask, tmp_path: Path) -> None:
+    taken = tmp_path / "map.json"
+    taken.write_text("{}")
+    code, out, err = mask("--operator", "placeholder", "--mapping", taken, stdin=b"BOB")
+    assert (code, out, err) == (1, b"", f"fastcore: --mapping {taken} exists; remove it, or give --overwrite\n")
 
 
 def test_only_regular_files_are_replaced(mask, tmp_path: Path) -> None:
@@ -535,7 +546,8 @@ def test_only_regular_files_are_replaced(mask, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for options in ([], ["--overwrite"]):
         code, _, err = mask(tmp_path / "in.txt", "--output", tmp_path / "pipe", *options)
-        assert (code, err) == (1, f"fastcore: {tmp_path / 'pipe'} is no regular file; it cannot be replaced by one\n")
+        assert code == 1
+        assert err == f"fastcore: --output {tmp_path / 'pipe'} is no regular file; it cannot be replaced by one\n"
     assert (tmp_path / "pipe").is_fifo()
     code, _, err = mask(tmp_path / "pipe", "--format", "text")
     assert (code, err) == (1, f"fastcore: {tmp_path / 'pipe'}: no regular file; give it as stdin\n")

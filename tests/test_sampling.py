@@ -454,6 +454,19 @@ def test_a_number_that_fits_nowhere_is_a_value_error(name, value):
         SamplingParams(**{name: value})
 
 
+def test_a_number_that_is_too_large_is_told_so():
+    for name in ("max_tokens", "top_k", "logprobs"):
+        with pytest.raises(ValueError, match=f"^{name} is 10+; expected at most {2**63 - 1}$"):
+            SamplingParams(**{name: 10**30})
+
+
+def test_an_option_that_does_not_exist_is_answered_with_the_one_that_may_be_meant():
+    with pytest.raises(TypeError, match=r"^unknown sampling option 'max_token'; did you mean 'max_tokens'\?$"):
+        SamplingParams().replace(max_token=4)
+    with pytest.raises(TypeError, match=r"^unknown sampling option 'xyz'; known: temperature, top_k, "):
+        SamplingParams().replace(xyz=4)
+
+
 @pytest.mark.fault("C3")
 def test_options_whose_cost_multiplies_are_bounded():
     assert SamplingParams(n=128, stop=["x"] * 64).n == 128

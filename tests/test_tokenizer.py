@@ -128,7 +128,7 @@ CONFIG = {"bos_token": "<|bos|>", "eos_token": {"content": "<|im_end|>", "lstrip
 
 @pytest.fixture(params=BACKENDS)
 def tokenizer(request) -> Tokenizer:
-    return Tokenizer(BACKENDS[request.param](), CONFIG)
+    return Tokenizer(BACKENDS[request.param](), CONFIG, num_rows=2**31 + 1)  # a head of more rows than tokens
 
 
 def stream(tokenizer: Tokenizer, ids: list[int], skip_special_tokens: bool = True) -> list[str]:
@@ -494,15 +494,19 @@ def test_a_byte_level_decoder_survives_any_bytes():
 
 
 @pytest.mark.case("C10")
-def test_ids_beyond_the_vocabulary_give_no_text(tokenizer):
-    beyond = tokenizer.vocab_size
-    assert tokenizer.decode([beyond, 2**32 - 1]) == ""
-    assert tokenizer.token_bytes(beyond) == b""
-    assert "".join(stream(tokenizer, [beyond, 1, beyond])) == tokenizer.decode([1])
-    with pytest.raises(ValueError, match="token ids must be"):
-        tokenizer.decode([-1])
-    with pytest.raises(ValueError, match="token ids must be"):
-        tokenizer.decode([2**32])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_ids_of_padded_rows_give_no_text_and_those_beyond_are_refused(name):
+    size = Tokenizer(BACKENDS[name](), CONFIG).vocab_size
+    tokenizer = Tokenizer(BACKENDS[name](), CONFIG, num_rows=size + 3)
+    padded = [size, size + 2]
+    assert tokenizer.decode(padded) == ""
+    assert tokenizer.token_bytes(size) == b""
+    assert "".join(stream(tokenizer, [size, 1, size + 2])) == tokenizer.decode([1])
+    for wrong in (-1, size + 3, 2**32):
+        with pytest.raises(ValueError, match=f"token id {wrong} is outside the vocabulary of {size + 3}"):
+            tokenizer.decode([1, wrong, 2])
+    with pytest.raises(ValueError, match=f"token id {size} is outside the vocabulary of {size}"):
+        Tokenizer(BACKENDS[name](), CONFIG).decode([size])
 
 
 def test_token_bytes():

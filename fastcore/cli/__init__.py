@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: done. 1: it failed, the reason is on stderr. 2: wrong usage. 130: interrupted. 141: nobody reads the output.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  nobody listens; print(file=None) is stdout
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
@@ -54,8 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     except FAILURES as error:
         _forget_output()
-        if sys.stderr is not None:
-            print(f"fastcore: {_one_line(error)}", file=sys.stderr)
+        print(f"fastcore: {_one_line(error)}", file=sys.stderr)
         return 1
 
 

@@ -31,7 +31,9 @@ __all__ = ["configure", "run"]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("prompt", nargs="?", help="the text to complete; - reads it from stdin")
+    source.add_argument(
+        "prompt", nargs="?", help="the text to complete; - reads it from stdin, without its last line end"
+    )
     source.add_argument("-p", "--prompt", dest="prompt_option", metavar="TEXT", help="the same as an option")
     add_model(parser, positional=False, what=f"{MODEL} (default: smollm2-135m)")
     parser.add_argument("--chat", action="store_true", help="ask the prompt through the model's chat template")
@@ -46,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--system needs --chat: a plain prompt has no messages")
     prompt = args.prompt if args.prompt_option is None else args.prompt_option
     if prompt == "-":
-        prompt = sys.stdin.read()
+        prompt = sys.stdin.read().removesuffix("\n").removesuffix("\r")  # echo and editors end a text with a line end
     params = sampling_params(args)
     start = time.perf_counter()
     llm = load_llm(args.model, args)

@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         finally:
             if num_done:  # also of files that are done when the next one fails
                 _write_mapping(args, masker)
-    if not args.quiet and sys.stderr is not None:
+    if not args.quiet:
         print(masker.summary(), file=sys.stderr)
     return FOUND if args.fail_on_found and masker.found else 0
 
@@ -253,6 +253,9 @@ def _outputs(args: argparse.Namespace) -> list[Path | None]:
         if not path.is_file():
             what = "is a folder; give the files in it" if path.is_dir() else "no such file"
             raise ValueError(f"{path}: {'no regular file; give it as stdin' if _is_special(path) else what}")
+    _check_new(args, args.mapping, "--mapping")
+    if args.mapping and not args.mapping.absolute().parent.is_dir():
+        raise ValueError(f"--mapping {args.mapping}: there is no folder {args.mapping.parent}")
     if args.output is None:
         if len(inputs) > 1 or any(_format(args, path) == "parquet" for path in inputs):
             raise ValueError("--output is needed: several files go into a folder, Parquet into a file")
@@ -264,17 +267,23 @@ def _outputs(args: argparse.Namespace) -> list[Path | None]:
     if into_folder:
         with named_errors(args.output):
             args.output.mkdir(parents=True, exist_ok=True)
-    for output in (*outputs, args.mapping):
-        if output is not None and output.exists():
-            if any(output.samefile(path) for path in inputs):
-                raise ValueError(f"{output} is an input; masking in place is not possible, give another --output")
-            if not output.is_file():
-                raise ValueError(f"{output} is no regular file; it cannot be replaced by one")
-            if not args.overwrite:
-                raise ValueError(f"{output} exists; remove it, or give --overwrite")
-    if args.mapping and (args.mapping in outputs or not args.mapping.absolute().parent.is_dir()):
-        raise ValueError(f"--mapping {args.mapping}: expected a new file of its own, in a folder that is there")
+    for output in outputs:
+        _check_new(args, output, "--output")
+    if args.mapping in outputs:
+        raise ValueError(f"--mapping {args.mapping} is an output, too; expected a file of its own")
     return list(outputs)
+
+
+def _check_new(args: argparse.Namespace, path: Path | None, option: str) -> None:
+    """That a file can be written there at the end."""
+    if path is None or not path.exists():
+        return
+    if any(path.samefile(each) for each in args.inputs):
+        raise ValueError(f"{option} {path} is an input; masking in place is not possible, give another")
+    if not path.is_file():
+        raise ValueError(f"{option} {path} is no regular file; it cannot be replaced by one")
+    if not args.overwrite:
+        raise ValueError(f"{option} {path} exists; remove it, or give --overwrite")
 
 
 def _is_special(path: Path) -> bool:
@@ -370,8 +379,7 @@ class _Progress:
     """A bar on stderr, where that is a terminal."""
 
     def __init__(self, name: str, total: int | None, unit: str, quiet: bool) -> None:
-        off = quiet or sys.stderr is None or None
-        self._options = {"desc": name, "total": total, "unit": unit, "unit_scale": True, "disable": off}
+        self._options = {"desc": name, "total": total, "unit": unit, "unit_scale": True, "disable": quiet or None}
 
     def __enter__(self) -> "_Progress":
         from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]

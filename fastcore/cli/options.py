@@ -103,4 +103,7 @@ def sampling_params(args: argparse.Namespace, defaults: "SamplingParams | None" 
 
 def _bias(text: str) -> tuple[int, float]:
     token_id, _, bias = text.partition("=")
-    return int(token_id), float(bias)
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected ID=B, a token id and a number") from None

@@ -247,4 +247,4 @@ def _total(values: Iterable[float]) -> float:
 def _bar(total: int, show: bool) -> Any:
     from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-    return tqdm(total=total, unit="token", disable=not show)
+    return tqdm(total=total, unit="token", disable=None if show else True)  # None: not where stderr is no terminal

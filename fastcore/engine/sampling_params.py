@@ -3,7 +3,8 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, TypedDict
 
@@ -74,6 +75,12 @@ class SamplingParams:
 
     def replace(self, **changes: Any) -> "SamplingParams":
         """A copy with some fields changed and checked again; an unknown name is a `TypeError`."""
+        names = [field.name for field in fields(self)]
+        for name in changes:
+            if name not in names:
+                close = get_close_matches(name, names, 1)
+                hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+                raise TypeError(f"unknown sampling option {name!r}; {hint}")
         return replace(self, **changes)
 
     @classmethod
@@ -168,8 +175,10 @@ def _integer(low: int, high: int, expected: str, optional: bool = False) -> Call
     def check(name: str, value: Any) -> int | None:
         if value is None and optional:
             return None
-        if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
+        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low:
             raise _refuse(name, value, expected)
+        if int(value) > high:
+            raise _refuse(name, value, f"at most {high}" if high == _LARGE else expected)
         return int(value)
 
     return check

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fastcore.classify import OFFSETS, Classification, TokenClassifier, TokenScores
-from fastcore.pii.masking import MaskingRules
+from fastcore.pii.masking import MaskingOptions, MaskingRules
 from fastcore.server.answers import RequestError, json_bytes, json_response
 from fastcore.server.endpoint import Handler, Room, collect
 from fastcore.server.limits import RequestLimits
@@ -134,18 +134,9 @@ class PiiService:
             if label not in known:
                 message = f"per_label has {label!r:.80}; the model's labels are {', '.join(known)}"
                 raise RequestError(400, message, param="per_label")
-        return MaskingRules(
-            operator=fields.operator or "replace",
-            per_label=fields.per_label or {},
-            allow_list=frozenset(fields.allow_list or ()),
-            threshold=fields.threshold or 0.0,
-            keep=fields.keep or 0,
-            keep_from=fields.keep_from or "end",
-            mask_char=fields.mask_char or "*",
-            key=fields.key,
-            join=fields.join,
-            whole_words=fields.whole_words is True,
-        )
+        names = ("operator", *MaskingOptions.__annotations__)
+        options: dict[str, Any] = {name: value for name in names if (value := getattr(fields, name)) is not None}
+        return MaskingRules(**options | {"allow_list": frozenset(fields.allow_list or ())})
 
     handlers: ClassVar[dict[str, Handler[Any]]] = {
         "/v1/scoring": Handler(ScoringFields, scoring),

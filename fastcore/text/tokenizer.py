@@ -52,12 +52,14 @@ class Tokenizer:
         config: Mapping[str, Any] | None = None,
         chat_templates: Mapping[str, str] | None = None,
         aliases: Mapping[int, int] | None = None,
+        num_rows: int = 0,
     ) -> None:
         """
         backend: the `tokenizers` object; truncation and padding stored in it are switched off.
         config: tokenizer_config.json (special tokens, which the backend learns, add_prefix_space, chat_template).
         chat_templates: templates by name; given, they replace those of the config.
         aliases: ids that the backend does not know -> the id that stands for the same token.
+        num_rows: of the model's head, which may have more than there are tokens: their ids give no text.
         """
         config = config or {}
         backend.no_truncation()
@@ -66,6 +68,7 @@ class Tokenizer:
         set_prefix_space(backend, config)
         self._backend = backend
         self._aliases = aliases or {}
+        self._num_rows = num_rows
         self._special_tokens = named_tokens(config)
         sources = chat_templates or config_templates(config.get("chat_template"))
         self._templates = {name: ChatTemplate(source) for name, source in sources.items()}
@@ -84,7 +87,7 @@ class Tokenizer:
     def of(cls, checkpoint: Checkpoint) -> Tokenizer | None:
         """The tokenizer of a checkpoint; None where it has none (`missing_tokenizer` says so)."""
         parts = checkpoint.tokenizer()
-        return None if parts is None else cls._of_parts(parts)
+        return None if parts is None else cls._of_parts(parts, checkpoint.config().vocab_size)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
@@ -95,8 +98,8 @@ class Tokenizer:
         return cls._of_parts(parts)
 
     @classmethod
-    def _of_parts(cls, parts: TokenizerParts) -> Tokenizer:
-        return cls(parts.backend, parts.config, parts.chat_templates, parts.aliases)
+    def _of_parts(cls, parts: TokenizerParts, num_rows: int = 0) -> Tokenizer:
+        return cls(parts.backend, parts.config, parts.chat_templates, parts.aliases, num_rows)
 
     def _special_id(self, name: str) -> int | None:
         token = self._special_tokens.get(name)
@@ -148,10 +151,15 @@ class Tokenizer:
     # ------------------------------------------------------------------ decoding
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids. Ids the tokenizer does not know (padded rows of the head) give no text."""
+        """The text of token ids. Those of padded rows of the model's head give none.
+
+        Raises ValueError for ids that neither the tokenizer nor the model has.
+        """
         ids = [operator.index(i) for i in token_ids]
-        if ids and not 0 <= min(ids) <= max(ids) < 2**32:
-            raise ValueError(f"token ids must be from 0 to 2**32 - 1; got {min(ids)} to {max(ids)}")
+        size = max(self.vocab_size, self._num_rows)
+        if ids and not 0 <= min(ids) <= max(ids) < size:
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise ValueError(f"token id {wrong} is outside the vocabulary of {size}")
         if self._is_byte_level:
             known = [self._aliases.get(i, i) for i in ids] if self._aliases else ids
             return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
