@@ -20,8 +20,9 @@ from fastcore.checkpoints.checkpoint import Checkpoint
 from fastcore.checkpoints.open import ModelPath, opened
 from fastcore.engine.holder import ModelHolder, is_whole
 from fastcore.engine.passage import Passage
-from fastcore.engine.scheduler import MAX_ROWS, MAX_RUNNING, Caller, Results, Scheduler
+from fastcore.engine.scheduler import MAX_ROWS, MAX_RUNNING, Results, Scheduler
 from fastcore.engine.state import StatePool
+from fastcore.engine.work import Caller
 from fastcore.errors import ContextLengthError, UnsupportedModelError
 from fastcore.locks import cached_property
 from fastcore.model.weights import Weights

@@ -14,10 +14,11 @@ from fastcore.checkpoints.checkpoint import Checkpoint
 from fastcore.checkpoints.open import ModelPath, opened
 from fastcore.engine import loglikelihood as loglikelihoods
 from fastcore.engine.completion import Chunk, Completion, completion, token_logprobs
+from fastcore.engine.drafts import Drafts
 from fastcore.engine.holder import ModelHolder, is_whole
 from fastcore.engine.request import Request
 from fastcore.engine.sampling import Sampler
-from fastcore.engine.sampling_params import SamplingOptions, SamplingParams
+from fastcore.engine.sampling_params import SamplingOptions, SamplingParams, check_speculate
 from fastcore.engine.scheduler import Results, Scheduler
 from fastcore.engine.state import StatePool
 from fastcore.engine.text_stream import NoText, TextStream
@@ -37,6 +38,10 @@ DEFAULT_MAX_TOKENS = 256
 ADDRESS_BYTES = 1 << 47  # that a process can address
 KV_CACHE_BYTES = 4 << 30  # by default, or a quarter of the machine's memory where that is less
 
+NO_SPECULATION = (
+    "speculate is ngram, and this model has recurrent state, which cannot go back from a wrong guess; leave it off"
+)
+
 Array = NDArray[np.float32]
 TokenIds = Sequence[int] | NDArray[np.integer[Any]]
 Prompt = str | TokenIds
@@ -54,6 +59,8 @@ class LLMOptions(TypedDict, total=False):
     kv_dtype: f32, the default | f16.
     prefix_cache: whether what was computed of earlier texts is kept, under the same cap, for those that begin alike;
     True, the default. Results are the same bits.
+    speculate: ngram guesses tokens from the text so far, which makes texts that repeat themselves or the prompt faster
+    and changes no token | off, the default. Not for models with recurrent state, which cannot go back.
     """
 
     dtype: str
@@ -62,6 +69,7 @@ class LLMOptions(TypedDict, total=False):
     kv_cache_bytes: int | None
     kv_dtype: str
     prefix_cache: bool
+    speculate: str | None
 
 
 class LLM(ModelHolder):
@@ -69,7 +77,8 @@ class LLM(ModelHolder):
 
     model: a folder, a .gguf or .fh1w file, a hub id or a named model; None is the default model. Or a checkpoint that
     is open already. Without a tokenizer it takes and gives token ids, and an error says what is missing for text.
-    options: dtype, num_threads, max_seq_len, kv_cache_bytes, kv_dtype and prefix_cache, as LLMOptions says.
+    options: dtype, num_threads, max_seq_len, kv_cache_bytes, kv_dtype, prefix_cache and speculate, as
+    LLMOptions says.
 
     Safe to use from several threads: their requests run as one batch, and each gets the result it would get alone.
     `close()`, or the end of `with LLM(...) as llm`, frees its memory.
@@ -109,10 +118,13 @@ class LLM(ModelHolder):
             kv_cache_bytes = min(KV_CACHE_BYTES, _memory_bytes() // 4)
         if not is_whole(kv_cache_bytes, 0, ADDRESS_BYTES):
             raise ValueError(f"kv_cache_bytes is {kv_cache_bytes!r}; expected a whole number from 0 to {ADDRESS_BYTES}")
+        self._speculate = check_speculate("speculate", options.get("speculate"))
         self.config = config
         self.model = model
         self.num_threads = resolve_num_threads(options.get("num_threads"))
         self.pool = StatePool(model, kv_cache_bytes, options.get("kv_dtype", "f32"))
+        if self._speculate == "ngram" and self.pool.state_blocks:
+            raise UnsupportedModelError(NO_SPECULATION)
         self.max_seq_len = min(max_seq_len or longest, self.pool.max_positions)
         self._scheduler = Scheduler(model, self.pool, self.num_threads, options.get("prefix_cache", True))
         self._tokenizer = tokenizer
@@ -253,7 +265,11 @@ class LLM(ModelHolder):
             text: TextStream = NoText(endings)
         else:
             text = TextStream(self.tokenizer, token_ids, tuple(params.stop), endings)
-        request = Request(tuple(token_ids), params, sampler, min(wanted, room), frozenset(endings), text.push)
+        speculates = (params.speculate or self._speculate) == "ngram"
+        if speculates and self.pool.state_blocks:
+            raise ValueError(NO_SPECULATION)
+        drafts = Drafts(token_ids) if speculates else None
+        request = Request(tuple(token_ids), params, sampler, min(wanted, room), frozenset(endings), text.push, drafts)
         return request, text
 
     def _batch(self, prompts: Any) -> tuple[list[list[int]], bool]:

@@ -5,29 +5,37 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeVar
 
 from fastcore.errors import ForkError
 
-__all__ = ["Lock", "cached_property"]
+__all__ = ["Lock", "RawLock", "cached_property"]
 
 T = TypeVar("T")
 
 
-class Lock:
-    """A threading.Lock that a child of fork can trust: `with lock.usable(): ...`.
+class RawLock(AbstractContextManager[object], Protocol):
+    """What threading.Lock is."""
 
-    The `with` enters and leaves the interpreter's own lock, which no signal handler can come between: an `__exit__`
-    written in Python could be interrupted before it lets go.
+    def acquire(self, blocking: bool = True) -> bool: ...
+
+    def release(self) -> None: ...
+
+
+class Lock:
+    """A lock that a child of fork can trust: `with lock.usable(): ...`.
+
+    The `with` enters and leaves a lock written in C, threading.Lock by default, which no signal handler can come
+    between: an `__exit__` written in Python could be interrupted before it lets go.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, lock: RawLock | None = None) -> None:
+        self._lock: RawLock = lock or threading.Lock()
         self._is_orphan = False
         _all.add(self)
 
-    def usable(self) -> threading.Lock:
+    def usable(self) -> RawLock:
         """The lock itself; ForkError in a child of fork whose thread that held it is gone."""
         if self._is_orphan:
             raise ForkError(

@@ -47,6 +47,7 @@ OPTIONS: dict[str, Any] = {
     "prompt_logprobs": 1,
     "logit_bias": {5: 1.0},
     "n": 1,
+    "speculate": "ngram",
 }
 
 
@@ -332,4 +333,5 @@ def test_the_options_of_loading_are_known() -> None:
         "kv_cache_bytes",
         "kv_dtype",
         "prefix_cache",
+        "speculate",
     ]

@@ -1,13 +1,16 @@
-"""Fork while a model is at work."""
+"""Fork while a model is at work, and turns of threads."""
 
 import os
+import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fastcore import LLM, ForkError, SamplingParams
+from fastcore._kernels import TurnLock
 from fastcore.locks import Lock
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -77,3 +80,67 @@ def test_a_child_of_a_process_at_work_answers_or_says_why_not(tiny_folder: Calla
         thread.join()
     assert codes <= {0, 7}
     assert llm.generate([[5, 6, 7]], max_tokens=3)[0].token_ids == expected
+
+
+# ---------------------------------------------------------------- turns
+
+
+def test_a_turn_lock_goes_to_whoever_waits_longest() -> None:
+    lock, order = TurnLock(), list[int]()
+    lock.acquire()
+    assert not lock.acquire(blocking=False)
+    threads = []
+    for i in range(5):
+
+        def work(i: int = i) -> None:
+            with lock:
+                order.append(i)
+
+        threads.append(threading.Thread(target=work))
+        threads[-1].start()
+        wait_until(lambda i=i: lock.num_waiting == i + 1)
+    lock.release()
+    for thread in threads:
+        thread.join()
+    assert order == list(range(5))
+    assert lock.acquire(blocking=False)
+
+
+def test_whoever_watches_a_turn_lock_sees_its_next_release() -> None:
+    """And does not have it then; who has just let go may take it again."""
+    lock, seen = TurnLock(), list[bool]()
+    assert not lock.wait()
+    lock.acquire()
+    threads = [threading.Thread(target=lambda: seen.append(lock.wait())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: lock.num_waiting == 3)
+    assert seen == []
+    lock.release()
+    lock.acquire()
+    for thread in threads:
+        thread.join()
+    assert seen == [True] * 3
+    lock.release()
+
+
+def test_an_interrupt_of_a_wait_leaves_the_turn_lock_to_others() -> None:
+    lock = TurnLock()
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    for call in (lock.acquire, lock.wait):
+        lock.acquire()
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        lock.release()
+        assert lock.acquire(blocking=False)
+        lock.release()
+    signal.signal(signal.SIGALRM, before)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(10_000):
+        if condition():
+            return
+        time.sleep(0.001)
+    raise AssertionError("it did not come to be")

@@ -15,8 +15,9 @@ from fastcore.engine import scheduler as planner
 from fastcore.engine.passage import Passage
 from fastcore.engine.request import Request
 from fastcore.engine.sampling import Sampler
-from fastcore.engine.scheduler import MAX_ROWS, MAX_RUNNING, SHARED_ROWS, Caller, Scheduler
+from fastcore.engine.scheduler import MAX_ROWS, MAX_RUNNING, SHARED_ROWS, Scheduler
 from fastcore.engine.state import Piece, SequenceState, StatePool
+from fastcore.engine.work import Caller
 from fastcore.models import Model, load_model
 
 FOREVER = SamplingParams(ignore_eos=True, max_tokens=100_000)
@@ -75,7 +76,7 @@ def test_every_kind_of_work_waits_for_a_full_pool(tiny_folder: Callable[..., Pat
         lambda llm: llm.generate([ids], max_tokens=3)[0].token_ids,
     ]
     for call in calls:
-        stream = small.stream([5, 6], FOREVER)
+        stream = small.stream(make_prompt(100), FOREVER)
         next(stream)
         assert small.pool.free_positions < len(ids)
         assert call(small) == call(roomy)
@@ -106,6 +107,106 @@ def test_no_work_overtakes_one_that_does_not_fit_yet(model: Model, steps: list[l
     assert steps.index(next(rows for rows in steps if rows[0][0] == 4)) < steps.index(
         next(s for s in steps if (5, 1) in s)
     )
+
+
+def solo(model: Model, *requests: Request) -> list[list[int]]:
+    """What each gets in a roomy pool, alone."""
+    results = []
+    for each in requests:
+        alone = request(list(each.prompt_token_ids), each.max_new_tokens)
+        finish(Scheduler(model, StatePool(model, 1 << 24), 1, prefix_cache=False), alone)
+        results.append(alone.token_ids)
+    return results
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("family", ["llama", "falcon_h1"])
+def test_works_start_when_what_they_have_to_run_fits(
+    tiny_folder: Callable[..., Path], family: str, prefix_cache: bool
+) -> None:
+    """They need 4 blocks each in the end: all start, and the youngest give up their state and take it up again."""
+    model = load_model(tiny_folder(family))
+    size = StatePool(model, 0)
+    pool = StatePool(model, (9 + 4 * size.state_blocks) * size.block_bytes)
+    scheduler = Scheduler(model, pool, 1, prefix_cache)
+    works = [request(make_prompt(20, seed=i), 100) for i in range(4)]
+    scheduler.submit(works)
+    gave_up, most = set(), 0
+    while any(work.finish_reason is None for work in works):
+        scheduler.step()
+        having = [work for work in works if work.sequence is not None]
+        most = max(most, len(having))
+        assert works[0].sequence is not None or works[0].finish_reason is not None
+        gave_up |= {
+            i for i, each in enumerate(works) if each.token_ids and not each.sequence and not each.finish_reason
+        }
+    assert most == 4
+    assert gave_up == {2, 3}
+    assert [work.token_ids for work in works] == solo(model, *works)
+    assert [work.cached_tokens for work in works] == [0] * 4
+    assert scheduler.num_requests == 0
+    assert pool.free_positions == pool.num_blocks * BLOCK_TOKENS
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_order_of_arrivals_loses_or_stops_a_work(model: Model, seed: int) -> None:
+    """Random requests of several callers in a pool that the largest fills, some of which are given up."""
+    rng = np.random.default_rng(seed)
+    scheduler = new(model, 8)
+    works: list[Request] = []
+    left: list[Request] = []
+    for count in itertools.count():
+        if len(works) < 40 and rng.random() < 0.3:
+            lengths = rng.integers(1, 120, rng.integers(1, 5))
+            batch = [request(make_prompt(int(n), seed=int(n)), int(rng.integers(1, 257 - n))) for n in lengths]
+            scheduler.submit(batch)
+            works += batch
+        if works and rng.random() < 0.02:
+            left.append(works[rng.integers(len(works))])
+            scheduler.abort(left[-1:])
+        scheduler.step()
+        if len(works) >= 40 and all(work.finish_reason for work in works):
+            break
+        assert count < 20_000
+    done = [work for work in works if work.finish_reason == "length"]
+    assert len(done) >= len(works) - len(left)
+    sample = done[:12]
+    assert [work.token_ids for work in sample] == solo(model, *sample)
+    assert scheduler.num_requests == 0
+    assert scheduler.pool.free_positions == scheduler.pool.num_blocks * BLOCK_TOKENS
+
+
+@pytest.mark.parametrize("moment", ["listed", "freed"])
+def test_an_interrupt_while_a_work_gives_up_its_state(
+    model: Model, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    scheduler = new(model, 5)
+    old, young = request(make_prompt(60), 60), request(make_prompt(60, seed=1), 60)
+    scheduler.submit([old])
+    scheduler.submit([young])
+    scheduler.step()
+    caller = scheduler._callers[1]
+
+    def step_on() -> None:
+        while old.finish_reason is None:
+            scheduler.step()
+
+    class Waiting(type(caller.waiting)):  # type: ignore[misc]
+        def appendleft(self, work: Request) -> None:
+            super().appendleft(work)
+            if moment == "freed":
+                work.sequence = None
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(caller, "waiting", Waiting(caller.waiting))
+        with pytest.raises(KeyboardInterrupt):
+            step_on()
+    assert young.finish_reason is None
+    finish(scheduler, old, young)
+    assert [old.token_ids, young.token_ids] == solo(model, old, young)
+    assert scheduler.num_requests == 0
+    assert scheduler.pool.free_positions == scheduler.pool.num_blocks * BLOCK_TOKENS
 
 
 # ---------------------------------------------------------------- turns

@@ -41,7 +41,7 @@ def settle_model(args: argparse.Namespace) -> None:
 
 
 def add_loading_options(parser: argparse.ArgumentParser, *, kv_dtype: bool = True) -> None:
-    """--dtype, --threads, --max-seq-len and --kv-dtype, as `load_llm` reads them."""
+    """--dtype, --threads, --max-seq-len, --kv-dtype and --speculate, as `load_llm` reads them."""
     group = parser.add_argument_group("loading")
     group.add_argument("--dtype", default="auto", help="one that `fastcore info` lists (default: auto, as stored)")
     group.add_argument("--threads", type=int, metavar="N", help="threads to run (default: see `fastcore info`)")
@@ -50,12 +50,23 @@ def add_loading_options(parser: argparse.ArgumentParser, *, kv_dtype: bool = Tru
     )
     if kv_dtype:
         group.add_argument("--kv-dtype", default="f32", help="of the KV cache: f32 | f16 (default: f32)")
+        group.add_argument(
+            "--speculate", default="off", choices=["off", "ngram"],
+            help="ngram: guess tokens from the text so far; the same tokens, faster where text repeats (default: off)",
+        )  # fmt: skip
 
 
 def load_llm(model: "str | Checkpoint | None", args: argparse.Namespace) -> "LLM":
     from fastcore.llm import LLM
 
-    return LLM(model, dtype=args.dtype, num_threads=args.threads, max_seq_len=args.max_seq_len, kv_dtype=args.kv_dtype)
+    return LLM(
+        model,
+        dtype=args.dtype,
+        num_threads=args.threads,
+        max_seq_len=args.max_seq_len,
+        kv_dtype=args.kv_dtype,
+        speculate=args.speculate,
+    )
 
 
 # Each is a field of SamplingParams.

@@ -11,8 +11,8 @@ __all__ = ["Drafts"]
 
 ROW_COST = 0.12  # of one more row in a step, in steps of one row
 LONGEST = 15  # guesses in a step
-FREE_SHARE = 0.01  # of the tokens' cost may go into guesses that do not pay
-FIRST_CREDIT, MOST_CREDIT = 0.5, 2.0
+FREE_SHARE = 0.008  # of the tokens' cost may go into guesses that do not pay
+FIRST_CREDIT, MOST_CREDIT = 0.4, 2.0
 PRECEDING = (3, 2)  # tokens that must have stood there before
 MEMORY = 0.9  # how much of what is known of guesses outlives the next one
 FIRST_HOPE, LEAST_HOPE, MOST_HOPE = 0.6, 0.35, 0.97
@@ -52,7 +52,8 @@ class Drafts:
             return []
         # A row makes the step longer by ROW_COST, and each of its num_rows tokens costs a share of the step.
         self._price = price = ROW_COST * num_rows / (1 - ROW_COST + ROW_COST * num_rows)
-        count = int(min(math.log(price) / math.log(self._hope), self._credit / price, LONGEST, most))
+        worth = max(1.0, math.log(price) / math.log(self._hope))  # one is always tried: else nothing is found out
+        count = int(min(worth, self._credit / price, LONGEST, most))
         period = len(tokens) - start  # what repeats up to the end may well go on
         return [tokens[start + i % period] for i in range(count)]
 

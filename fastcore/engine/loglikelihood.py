@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcore.engine.sampling import logprobs_of
-from fastcore.engine.scheduler import Array, Best, Caller, Results, Scheduler, Work
+from fastcore.engine.scheduler import Results, Scheduler
+from fastcore.engine.work import Array, Best, Caller, Work
 from fastcore.errors import ContextLengthError, NonFiniteError
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from fastcore.engine.scheduler import Array, Best, Work
+from fastcore.engine.work import Array, Best, Work
 from fastcore.errors import NonFiniteError
 
 __all__ = ["Passage"]

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from fastcore.engine.drafts import Drafts
 from fastcore.engine.sampling import Choice, Sampler, logprobs_of
 from fastcore.engine.sampling_params import SamplingParams
-from fastcore.engine.scheduler import Array, Best, Work
+from fastcore.engine.work import Array, Best, Work
 from fastcore.errors import NonFiniteError
 
 __all__ = ["Request"]
@@ -31,11 +32,13 @@ class Request(Work):
     max_new_tokens: int
     ending_ids: frozenset[int]  # end the text; not before params.min_tokens
     on_token: Callable[[int, bool], bool] = lambda token_id, may_stop: False
+    drafts: Drafts | None = None  # of the prompt and what follows, where tokens may be guessed
     token_ids: list[int] = field(default_factory=list, init=False)
     logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)
     submitted: float = field(default_factory=time.perf_counter, init=False)
     first_token: float | None = field(default=None, init=False)
+    _guesses: Sequence[int] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,34 +69,58 @@ class Request(Work):
             return self.token_ids[start - split : end - split]
         return (*self.prompt_token_ids[start:end], *self.token_ids[: max(0, end - split)])
 
+    def guesses(self, most: int, num_rows: int) -> Sequence[int]:
+        if self.drafts is not None:
+            self._guesses = self.drafts.guess(min(most, self.max_new_tokens - len(self.token_ids) - 1), num_rows)
+        return self._guesses
+
     def take(self, outputs: Array, best: Best) -> None:
-        """Logprobs of prompt tokens from the rows before them; a new token from the last row of all."""
-        if (best < 0).any():
-            raise NonFiniteError("the model's logits are not finite: a weight is not, or activations overflow")
+        """Logprobs of prompt tokens from the rows before them; a new token from the last row of those known.
+
+        A token that was guessed makes the row after it count as well.
+        """
+        assert self.sequence is not None
+        known = self.sequence.length - self.first_output
+        _check(best[:known])
         if self._wants_prompt_logits:
             following = self.prompt_token_ids[len(self.prompt_logprobs) + 1 :]
-            for row, token_id in zip(outputs, following, strict=False):
+            for row, token_id in zip(outputs[:known], following, strict=False):
                 self.prompt_logprobs.append(logprobs_of(row, token_id, self.params.prompt_logprobs or 0))
-        assert self.sequence is not None
         if self.sequence.length < self.num_tokens:
             return
         if self.max_new_tokens == 0:
             self.finish("length")
-        elif self.sampler.is_plain_greedy:
-            self._accept(Choice(int(best[-1])))
-        else:
-            self._accept(self.sampler.sample(outputs[-1]))
+            return
+        self._accept(outputs[known - 1], best[known - 1])
+        guesses = self._guesses[: len(outputs) - known]
+        right = 0
+        while right < len(guesses) and self.token_ids[-1] == guesses[right] and self.finish_reason is None:
+            self.sequence.length += 1
+            row = known + right
+            right += 1
+            _check(best[row : row + 1])
+            self._accept(outputs[row], best[row])
+        if guesses and self.drafts is not None:
+            self.drafts.learn(len(guesses), right)
 
-    def _accept(self, choice: Choice) -> None:
+    def _accept(self, logits: Array, best: int) -> None:
         """Take a token, and decide whether it is the last."""
+        choice = Choice(int(best)) if self.sampler.is_plain_greedy else self.sampler.sample(logits)
         self.first_token = self.first_token or time.perf_counter()
         self.token_ids.append(choice.token_id)
         if choice.logprob is not None:
             self.logprobs.append((choice.logprob, choice.top_logprobs or ()))
         self.sampler.accept(choice.token_id)
+        if self.drafts is not None:
+            self.drafts.add(choice.token_id)
         enough = len(self.token_ids) > self.params.min_tokens  # an ending token is not itself one of the min_tokens
         text_ends = self.on_token(choice.token_id, enough)
         if text_ends or (enough and choice.token_id in self.ending_ids) or self.sampler.is_complete:
             self.finish("stop")
         elif len(self.token_ids) >= self.max_new_tokens:
             self.finish("length")
+
+
+def _check(best: Best) -> None:
+    if (best < 0).any():
+        raise NonFiniteError("the model's logits are not finite: a weight is not, or activations overflow")

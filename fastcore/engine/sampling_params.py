@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-__all__ = ["GRAMMARS", "GREEDY_TEMPERATURE", "SamplingOptions", "SamplingParams"]
+__all__ = ["GRAMMARS", "GREEDY_TEMPERATURE", "SamplingOptions", "SamplingParams", "check_speculate"]
 
 GREEDY_TEMPERATURE = 1e-4  # up to here a temperature asks for the argmax: the rest would be drawn from rounding errors
 MAX_COMPLETIONS = 128  # of a prompt, as OpenAI has it
@@ -40,6 +40,8 @@ class SamplingParams:
     n: completions per prompt, up to 128.
     json_schema, regex, grammar, choice: what the whole text is held to, at most one of them: a JSON schema (a dict, or
     its JSON), a regular expression, a Lark grammar, or a list of texts. The text ends where nothing can follow.
+    speculate: ngram guesses tokens from the text so far and verifies several in one step, which changes no token | off
+    | None, the default, as the model was opened.
     """
 
     temperature: float = 0.0
@@ -63,6 +65,7 @@ class SamplingParams:
     regex: str | None = None
     grammar: str | None = None
     choice: Sequence[str] | None = None
+    speculate: str | None = None
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -143,6 +146,7 @@ class SamplingOptions(TypedDict, total=False):
     regex: str | None
     grammar: str | None
     choice: Sequence[str] | None
+    speculate: str | None
 
 
 # ---- Checks of the options: each takes a field's name and value and returns the value in its plain Python type.
@@ -249,6 +253,12 @@ def _choice(name: str, value: Any) -> tuple[str, ...] | None:
     return tuple(value)
 
 
+def check_speculate(name: str, value: Any) -> str | None:
+    if value not in (None, "off", "ngram"):
+        raise _refuse(name, value, "ngram, off or None")
+    return None if value is None else str(value)
+
+
 _LARGE = 2**63 - 1
 _LARGEST_F32 = float(np.finfo(np.float32).max)
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
@@ -273,4 +283,5 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "regex": _source,
     "grammar": _source,
     "choice": _choice,
+    "speculate": check_speculate,
 }

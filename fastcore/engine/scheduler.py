@@ -5,22 +5,20 @@ share these; where works run in one piece, they take turns: whoever has had rows
 """
 
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fastcore._kernels import BLOCK_TOKENS
+from fastcore._kernels import BLOCK_TOKENS, TurnLock
 from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
+from fastcore.engine.work import Array, Best, Caller, Work
 from fastcore.errors import CacheFullError, ClosedError
 from fastcore.locks import Lock
 from fastcore.model.model import Model
 
-__all__ = ["MAX_ROWS", "Caller", "Results", "Scheduler", "Work"]
+__all__ = ["MAX_ROWS", "Results", "Scheduler"]
 
 MAX_ROWS = 512  # of a step: bounds the workspace
 SHARED_ROWS = 128  # of prompts in a step of several callers: bounds how long one waits for another's prompt
@@ -30,8 +28,6 @@ LOGIT_BYTES = 1 << 27  # of outputs that a step may write
 CLOSED = "this model is closed; open it again to use it"
 WAIT_SECONDS = 0.001  # between looks for blocks that somebody holds outside the queue
 
-Array = NDArray[np.float32]
-Best = NDArray[np.int32]
 T = TypeVar("T")
 
 
@@ -71,7 +67,8 @@ class Scheduler:
         self.pool = pool
         self.num_threads = num_threads
         self._callers: list[Caller] = []  # in the order of their turns
-        self._lock = Lock()  # held during a step and around every change of the lists
+        self._turn = TurnLock()
+        self._lock = Lock(self._turn)  # held during a step and around every change of the lists
         self._outputs: dict[str, Array] = {}  # where steps write, while there is work
         self._last_output = ""
         self._is_closed = False
@@ -181,11 +178,14 @@ class Scheduler:
                 del self.model, self.pool
 
     def _advance(self, works: Sequence[Work]) -> bool:
-        """Run a step unless the works are done; False if they were."""
+        """Have a step run, by this thread or another; False if the works are done."""
         if all(work.finish_reason is not None for work in works):
             return False
+        lock = self._lock.usable()
+        if self._turn.wait():  # what another thread ran was everybody's step
+            return True
         is_stuck = False
-        with self._lock.usable():
+        with lock:
             if any(work.finish_reason is None for work in works):  # another thread's step may have done it
                 is_stuck = not self._step()
         if is_stuck:
@@ -216,37 +216,55 @@ class Scheduler:
             self._prefixes.keep(work.tokens(0, count * BLOCK_TOKENS), work.sequence.blocks[:count])
 
     def _admit(self) -> None:
-        """Start waiting works, in order, while all they can need fits; none overtakes one that does not fit yet."""
-        places = MAX_RUNNING - sum(len(caller.running) for caller in self._callers)
-        for caller in self._callers:
-            while caller.waiting and places > 0 and len(caller.running) < MAX_RUNNING_EACH:
+        """Start waiting works, in order, while all that they have to run fits; none overtakes one that does not yet.
+
+        Those that had to give up their state come first.
+        """
+        running = [work for caller in self._callers for work in caller.running]
+        for caller in sorted(self._callers, key=_gave_up, reverse=True):
+            while caller.waiting and len(running) < MAX_RUNNING and len(caller.running) < MAX_RUNNING_EACH:
                 work = caller.waiting[0]
                 if work.finish_reason is None:
-                    sequence = SequenceState(self.pool, prompt_length=len(work.prompt_token_ids))
-                    if self._prefixes is not None:
-                        sequence.begin_with(self._prefixes.find(work.prompt_token_ids, work.first_output))
-                    work.cached_tokens = sequence.length
-                    try:
-                        sequence.reserve(work.num_positions)
-                    except CacheFullError:
+                    sequence = self._new_state(work)
+                    if sequence is None or (running and not self._leaves_room(running)):
                         return
                     caller.running.append(work)
-                    work.started = time.perf_counter()
+                    running.append(work)
+                    work.started = work.started or time.perf_counter()
                     work.sequence = sequence
-                    places -= 1
                 caller.waiting.popleft()
+
+    def _new_state(self, work: Work) -> SequenceState | None:
+        """With blocks for all there is to run, and what is cached of it; None if they are not free."""
+        sequence = SequenceState(self.pool, prompt_length=len(work.prompt_token_ids))
+        if self._prefixes is not None:
+            sequence.begin_with(self._prefixes.find(work.tokens(0, work.num_tokens), work.first_output))
+        if work.started is None:
+            work.cached_tokens = sequence.length
+        try:
+            sequence.reserve(work.num_tokens)
+        except CacheFullError:
+            return None
+        return sequence
+
+    def _leaves_room(self, running: Sequence[Work]) -> bool:
+        """Whether those that run and grow have a free block each: who starts late should not have to stop soon."""
+        growing = sum(work.num_positions > work.num_tokens for work in running)
+        return self.pool.has_free(growing)
 
     def _plan(self) -> list[tuple[Work, Piece]]:
         """The rows of the next step, of works that want the same output."""
-        running = [work for caller in self._callers for work in caller.running if work.sequence is not None]
+        running = [work for caller in self._callers for work in caller.running]
         kinds = dict.fromkeys(work.output for work in running)
         if not kinds:
             return []
         kind = next((kind for kind in kinds if kind != self._last_output), self._last_output)
         self._last_output = kind
         plan: list[tuple[Work, Piece]] = []
-        outputs_room = max(1, LOGIT_BYTES // (4 * self._width(kind)))
-        for work, most in self._turns(kind):
+        most_outputs = outputs_room = max(1, LOGIT_BYTES // (4 * self._width(kind)))
+        turns = self._with_blocks(list(self._turns(kind)))
+        num_rows = sum(count for _, count in turns)
+        for work, most in turns:
             assert work.sequence is not None
             start, first = work.sequence.length, work.first_output
             if work.in_one_piece:
@@ -255,11 +273,49 @@ class Scheduler:
                 count = most
             else:
                 count = min(most, max(0, first - start) + outputs_room)
-            if count > 0:
-                outputs = range(min(max(0, first - start), count), count)
-                plan.append((work, Piece(work.sequence, work.tokens(start, start + count), outputs)))
-                outputs_room -= len(outputs)
+            if count <= 0:
+                continue
+            tokens = work.tokens(start, start + count)
+            guesses: Sequence[int] = ()
+            if start + count == work.num_tokens:
+                room = min(MAX_ROWS, most_outputs) - num_rows
+                guesses = work.guesses(min(room, work.sequence.capacity - start - count), num_rows)
+                if guesses:
+                    tokens = [*tokens, *guesses]
+                    num_rows += len(guesses)
+            outputs = range(min(max(0, first - start), count), count + len(guesses))
+            plan.append((work, Piece(work.sequence, tokens, outputs, len(guesses))))
+            outputs_room -= len(outputs)
         return plan
+
+    def _with_blocks(self, turns: list[tuple[Work, int]]) -> list[tuple[Work, int]]:
+        """The turns whose rows have blocks. Where those run out, older works take the state of the youngest.
+
+        So the oldest never waits, and as the pool holds it whole, all come to an end.
+        """
+        try:
+            for work, count in turns:
+                assert work.sequence is not None
+                work.sequence.reserve(work.sequence.length + count)
+        except CacheFullError:
+            turns.sort(key=lambda turn: turn[0].started or 0)
+            return [(work, count) for work, count in turns if self._has_blocks(work, count)]
+        return turns
+
+    def _has_blocks(self, work: Work, count: int) -> bool:
+        while work.sequence is not None:
+            try:
+                work.sequence.reserve(work.sequence.length + count)
+                return True
+            except CacheFullError:
+                running = [(caller, work) for caller in self._callers for work in caller.running if work.sequence]
+                caller, youngest = max(running, key=lambda each: each[1].started or 0)
+                if youngest is work:
+                    return False
+                self._keep(youngest)
+                caller.waiting.appendleft(youngest)  # while it has state, so that an interrupt finds it running
+                youngest.sequence = None
+        return False
 
     def _turns(self, kind: str) -> Iterator[tuple[Work, int]]:
         """Works of the next step in order, each with the rows that it may have: decoding ones, then the others.
@@ -271,7 +327,7 @@ class Scheduler:
         ]
         callers = [works for works in callers if works]
         in_one_piece = any(work.in_one_piece for works in callers for work in works)
-        decoding = [work for works in callers for work in works if work.rows_left == 1][:MAX_ROWS]
+        decoding = [work for works in callers for work in works if work.rows_left == 1]
         yield from ((work, 1) for work in decoding)
         room = MAX_ROWS - len(decoding)
         if len(callers) > 1 and not in_one_piece:
@@ -314,7 +370,7 @@ class Scheduler:
             for (_, piece), length in zip(plan[taken:], lengths[taken:], strict=True):
                 piece.sequence.rewind(length)
             raise
-        had_turn = {id(work) for work, piece in plan if len(piece.token_ids) > 1}
+        had_turn = {id(work) for work, piece in plan if len(piece.token_ids) - piece.num_guesses > 1}
         self._callers = sorted(
             self._callers, key=lambda caller: any(id(work) in had_turn for work in caller.running)
         )  # whoever had none comes first
@@ -354,3 +410,8 @@ class Scheduler:
         if kind == "labels":
             return self.model.program.output_width
         return self.model.config.hidden_size if kind == "hidden" else self.model.config.vocab_size
+
+
+def _gave_up(caller: Caller) -> bool:
+    """Whether its next work has run before."""
+    return bool(caller.waiting) and caller.waiting[0].started is not None

@@ -48,6 +48,12 @@ class StatePool:
         """Positions of one sequence that the whole pool holds."""
         return (self.num_blocks - self.state_blocks) * BLOCK_TOKENS
 
+    def has_free(self, num_blocks: int) -> bool:
+        """Whether so many blocks are free, once those are given up that nothing but the prefix cache holds."""
+        if num_blocks > self.kv.num_free:
+            self.prefixes.make_room(num_blocks)
+        return num_blocks <= self.kv.num_free
+
     @property
     def free_positions(self) -> int:
         """Positions that no sequence holds; blocks that are kept for their prefix are given up when they are needed."""
@@ -75,6 +81,11 @@ class SequenceState:
         return self._blocks.numbers
 
     @property
+    def capacity(self) -> int:
+        """Positions that its blocks hold."""
+        return len(self._blocks.numbers) * BLOCK_TOKENS
+
+    @property
     def state(self) -> int | None:
         """First block of the recurrent state after `length` positions, where the model has such."""
         return self._state.numbers[0] if self._state.numbers else None
@@ -86,15 +97,15 @@ class SequenceState:
 
     def reserve(self, num_positions: int) -> None:
         """Take blocks for positions up to num_positions; CacheFullError leaves it as it was."""
-        missing = max(0, -(-num_positions // BLOCK_TOKENS) - len(self.blocks))
-        if missing > self.pool.kv.num_free:
-            self.pool.prefixes.make_room(missing)
-        self._blocks.take(missing)
+        missing = -(-num_positions // BLOCK_TOKENS) - len(self._blocks.numbers)
+        if missing > 0:
+            self.pool.has_free(missing)
+            self._blocks.take(missing)
         if self.pool.state_blocks and self.state is None:
             try:
                 self._state.take_run(self.pool.state_blocks)
             except CacheFullError:
-                self._blocks.give_back(missing)
+                self._blocks.give_back(max(0, missing))
                 raise
 
     def rewind(self, length: int) -> None:
@@ -135,11 +146,15 @@ class SequenceState:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """The next tokens of one sequence in a step; `outputs` are the indices among them whose logits are wanted."""
+    """The next tokens of one sequence in a step; `outputs` are the indices among them whose logits are wanted.
+
+    num_guesses: so many of the last tokens are guesses, after which the sequence does not count as computed.
+    """
 
     sequence: SequenceState
     token_ids: Sequence[int]
     outputs: Sequence[int] = ()
+    num_guesses: int = 0
 
 
 def run_step(
@@ -152,7 +167,7 @@ def run_step(
     hidden: NDArray[np.float32] | None = None,
     op_seconds: NDArray[np.float64] | None = None,
 ) -> None:
-    """Run the program over the pieces, all of one pool, in its workspace, and advance their sequences.
+    """Run the program over the pieces, all of one pool, in its workspace, and advance their sequences up to guesses.
 
     logits: f32 [number of outputs, vocab_size], written in the order of the pieces.
     best: i32 [number of outputs], argmax of each row, -1 where a logit is not finite.
@@ -196,7 +211,8 @@ def run_step(
             state_blocks=None if None in states else np.array(states, np.int32),
         )
         for piece, (first, count, prompt_length) in zip(pieces, spans, strict=True):
-            piece.sequence.length, piece.sequence.prompt_length = first + count, prompt_length
+            piece.sequence.length = first + count - piece.num_guesses
+            piece.sequence.prompt_length = prompt_length
     except BaseException:
         for piece, (first, _, _) in zip(pieces, spans, strict=True):
             piece.sequence.rewind(first)

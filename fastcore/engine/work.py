@@ -34,7 +34,7 @@ class Work(ABC):
     error: Exception | None = field(default=None, init=False)
     sequence: SequenceState | None = field(default=None, init=False)
     cached_tokens: int = field(default=0, init=False)  # that were not computed again
-    started: float | None = field(default=None, init=False)  # perf_counter of its first step
+    started: float | None = field(default=None, init=False)  # perf_counter when it first got state
     finished: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class Work(ABC):
 
     @property
     def num_positions(self) -> int:
-        """Positions that it can come to need. It starts when they are free, so that it never runs out."""
+        """Positions that it can come to need, all of which the pool must hold."""
         return self.num_tokens
 
     @property
@@ -65,10 +65,15 @@ class Work(ABC):
     def tokens(self, start: int, end: int) -> Sequence[int]:
         return self.prompt_token_ids[start:end]
 
+    def guesses(self, most: int, num_rows: int) -> Sequence[int]:
+        """Up to `most` tokens that may follow the last; they run beside num_rows rows, and `take` sees the right."""
+        return ()
+
     @abstractmethod
     def take(self, outputs: Array, best: Best) -> None:
         """Take the outputs of the positions before `sequence.length`, and finish after the last.
 
+        Those of guesses come after them; for each that is right, one position more has been computed.
         outputs: f32 [n, width], which the next step overwrites. best: the index of the highest, -1 in a row that is not
         finite.
         """
