@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fastcore.engine import loglikelihood
-from fastcore.engine.scheduler import Array, Caller, Results
+from fastcore.engine.scheduler import Results
+from fastcore.engine.work import Array, Caller
 from fastcore.llm import LLM
 from fastcore.server.answers import RequestError, json_response
 from fastcore.server.endpoint import Handler, collect
