@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from fastcore.server.connections import BACKLOG, OTHER_FILES, connection_class
+from fastcore.server.connections import OTHER_FILES, UNSETTLED, connection_class
 
 MAX_CONNECTIONS, HEADER_SECONDS = 4, 1.0
 GET = b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -139,8 +139,8 @@ def test_a_new_one_is_closed_where_all_have_requests_under_way(port: int, app: A
     ("soft", "hard", "expected"),
     [
         (64, 4000, "1000"),
-        (1000, 1000, str(1000 - BACKLOG - OTHER_FILES)),
-        (BACKLOG + OTHER_FILES, BACKLOG + OTHER_FILES, "open files are allowed"),
+        (1000, 1000, str(1000 - UNSETTLED - OTHER_FILES)),
+        (UNSETTLED + OTHER_FILES, UNSETTLED + OTHER_FILES, "open files are allowed"),
     ],
 )
 def test_connections_leave_room_for_other_files(soft: int, hard: int, expected: str) -> None:

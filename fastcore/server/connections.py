@@ -8,10 +8,13 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["BACKLOG", "connection_class", "connections_that_fit"]
+__all__ = ["ACCEPTS", "QUEUE", "connection_class", "connections_that_fit"]
 
-BACKLOG = 128  # connections that the system accepts ahead of us
+ACCEPTS = 32  # connections that the event loop accepts in a turn
+# It takes four turns from accepting a connection to closing the one that gives way to it.
+UNSETTLED = 4 * ACCEPTS
 OTHER_FILES = 64  # what the process keeps open besides
+QUEUE = 2048  # connections that the system holds until they are accepted; beyond it a client tries again after a second
 
 
 def connections_that_fit(wanted: int) -> int:
@@ -20,15 +23,16 @@ def connections_that_fit(wanted: int) -> int:
     Raises ValueError where there is room for none.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + BACKLOG + OTHER_FILES
+    needed = wanted + UNSETTLED + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
         raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    fitting = wanted if soft == resource.RLIM_INFINITY else min(wanted, soft - BACKLOG - OTHER_FILES)
+    fitting = wanted if soft == resource.RLIM_INFINITY else min(wanted, soft - UNSETTLED - OTHER_FILES)
     if fitting < 1:
-        raise ValueError(f"{soft} open files are allowed, and {1 + BACKLOG + OTHER_FILES} are needed; see `ulimit -n`")
+        least = 1 + UNSETTLED + OTHER_FILES
+        raise ValueError(f"{soft} open files are allowed, and {least} are needed; see `ulimit -n`")
     return fitting
 
 

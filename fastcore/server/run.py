@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from fastcore.server.connections import BACKLOG, connection_class, connections_that_fit
+from fastcore.server.connections import ACCEPTS, QUEUE, connection_class, connections_that_fit
 from fastcore.server.logs import log_config
 
 __all__ = ["Server", "ServerOptions", "bound", "run_server", "server_config"]
@@ -75,7 +75,7 @@ def server_config(app: ASGIApp, options: ServerOptions = DEFAULTS) -> uvicorn.Co
         ws="none",
         lifespan="on",
         server_header=False,
-        backlog=BACKLOG,
+        backlog=ACCEPTS,
         timeout_graceful_shutdown=options.shutdown_seconds,
     )
 
@@ -90,6 +90,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or ():
+            listener.listen(QUEUE)  # asyncio has one number for this and for how many it accepts in a turn
             host, port = listener.getsockname()[:2]
             log.info("listening at http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
