@@ -49,6 +49,7 @@ _HOMES = {
     "ModelNotFoundError": "errors",
     "NonFiniteError": "errors",
     "OutOfMemoryError": "errors",
+    "QualityError": "errors",
     "ServerError": "errors",
     "UnsupportedModelError": "errors",
 }

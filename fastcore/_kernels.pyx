@@ -8,7 +8,7 @@ import numpy as np
 
 from fastcore.errors import CacheFullError, NonFiniteError
 from fastcore.locks import Lock
-from fastcore.huge_pages import Arena, zeros
+from fastcore.huge_pages import ALIGNMENT, Arena, zeros
 
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
@@ -81,20 +81,28 @@ def packed_bytes(int out_features, int in_features, str dtype) -> int:
 
 
 cdef class PackedLinear:
-    """A linear map [out_features, in_features] in panels of 16 rows (layout: csrc/fastcore.h), in memory of the arena."""
+    """A linear map [out_features, in_features] in panels of 16 rows (layout: csrc/fastcore.h), in memory of the arena; or over
+    `panels`, uint8 [packed_bytes] from a cache line on, which are only read."""
 
     cdef readonly str dtype
     cdef readonly int out_features, in_features
     cdef readonly object panels
     cdef const uint8_t *_data
+    cdef bint _ours
 
-    def __cinit__(self, int out_features, int in_features, str dtype, arena=None):
+    def __cinit__(self, int out_features, int in_features, str dtype, arena=None, panels=None):
         if dtype not in DTYPES:
             raise ValueError(f"weight dtype {dtype!r}; known: {', '.join(DTYPES)}")
         if not (0 < out_features <= 1 << 24 and 0 < in_features <= 1 << 24):
             raise ValueError(f"linear map [{out_features}, {in_features}]: sizes must be from 1 to 2^24")
         self.dtype, self.out_features, self.in_features = dtype, out_features, in_features
-        self.panels = (arena or Arena()).zeros(fc_packed_bytes(out_features, in_features, DTYPES[dtype]))
+        cdef size_t nbytes = fc_packed_bytes(out_features, in_features, DTYPES[dtype])
+        self._ours = panels is None
+        self.panels = (arena or Arena()).zeros(nbytes) if panels is None else panels
+        if self.panels.dtype != np.uint8 or self.panels.shape != (nbytes,) or not self.panels.flags.c_contiguous:
+            raise ValueError(f"panels {self.panels.dtype} {self.panels.shape}: expected uint8 [{nbytes}]")
+        if self.panels.ctypes.data % ALIGNMENT:
+            raise ValueError(f"panels at {self.panels.ctypes.data}: expected a multiple of {ALIGNMENT}")
         self._data = <const uint8_t *><uintptr_t>self.panels.ctypes.data
 
     @property
@@ -106,6 +114,8 @@ cdef class PackedLinear:
         first_row on; with group_stride 32 its groups of 16 rows leave room for another map's between them.
 
         Elements of the map's own dtype stay as they are; ValueError where an integer is beyond its range."""
+        if not self._ours:
+            raise ValueError("this map lies in memory that is only read")
         if src_dtype not in STORED_AS or src.dtype != STORED_AS[src_dtype]:
             raise ValueError(f"source of dtype {src_dtype!r} stored as {src.dtype}")
         cdef int k = self.in_features, to = DTYPES[self.dtype], of = DTYPES[src_dtype], rows, beyond

@@ -122,7 +122,8 @@ class TokenClassifier(ModelHolder):
                 )
             self._decoding = decoding(self.config, self._checkpoint)
             self.operating_point = _operating_point(operating_point, self._decoding.biases)
-            self.model = record_model(self.config, Weights(self._checkpoint, dtype, self.num_threads))
+            weights = Weights(self._checkpoint, dtype, self.num_threads, self._checkpoint.packed)
+            self.model = record_model(self.config, weights)
         self.labels = self._decoding.labels
         self._transition_scores = self.labels.transition_scores(*self.operating_point, legal=self._decoding.legal)
         blocks = MAX_RUNNING + _blocks(max(self.max_seq_len, MAX_ROWS))

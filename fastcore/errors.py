@@ -15,6 +15,7 @@ __all__ = [
     "ModelNotFoundError",
     "NonFiniteError",
     "OutOfMemoryError",
+    "QualityError",
     "ServerError",
     "UnsupportedModelError",
 ]
@@ -50,6 +51,10 @@ class OutOfMemoryError(Error, MemoryError):
 
 class NonFiniteError(Error, ArithmeticError):
     """The model produced NaN or infinity where a number is needed."""
+
+
+class QualityError(Error, ValueError):
+    """What quantising a model lost is beyond the bounds that were given."""
 
 
 class ChatTemplateError(Error, ValueError):

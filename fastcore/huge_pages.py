@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fastcore.errors import OutOfMemoryError
 
-__all__ = ["Arena", "zeros"]
+__all__ = ["ALIGNMENT", "Arena", "zeros"]
 
 ALIGNMENT = 64  # of arrays: a cache line
 HUGE_PAGE = 2 << 20

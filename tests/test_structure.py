@@ -20,6 +20,7 @@ FLOORS = (
     "engine models sources text",
     "llm classify machine",
     "server live lm_eval presidio bench verify",
+    "quantization",
     "cli",
     "__main__",
 )

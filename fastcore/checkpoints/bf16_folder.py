@@ -21,16 +21,15 @@ def write_folder(source: GgufFile, folder: Path, done: Callable[[int], object] =
     Tensor by tensor, so one of them is in memory at a time. The same file gives the same bytes. `done` is called after
     each tensor with the bytes written. Raises UnsupportedModelError for a vocabulary that tokenizer.json cannot hold.
     """
-    parts = source.tokenizer()
-    if parts is None or parts.aliases:
-        what = "has no tokenizer" if parts is None else "repeats a token, which tokenizer.json cannot hold"
-        raise UnsupportedModelError(f"{source.path} {what}; it can be loaded as it is, and not written as a folder")
+    files = source.companions()
+    if "tokenizer.json" not in files:
+        raise UnsupportedModelError(
+            f"{source.path} has no tokenizer; it can be loaded as it is, and not written as a folder"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     _write_bf16(source, folder / "model.safetensors", done)
-    _write_json(folder / "config.json", source.hf_config | {"torch_dtype": "bfloat16"})
-    _write_json(folder / "generation_config.json", source.generation_config)
-    _write_json(folder / "tokenizer_config.json", parts.config)
-    parts.backend.save(str(folder / "tokenizer.json"))
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
 
 
 def _write_bf16(tensors: Mapping[str, Tensor], path: Path, done: Callable[[int], object]) -> None:
@@ -47,7 +46,3 @@ def _write_bf16(tensors: Mapping[str, Tensor], path: Path, done: Callable[[int],
             done(file.write(bf16_bits(tensors[name].f32()).tobytes()))
         file.flush()
         os.fsync(file.fileno())
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

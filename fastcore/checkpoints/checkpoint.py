@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastcore.checkpoints.mapped import MappedFile
+from fastcore.errors import UnsupportedModelError
 from fastcore.model.config import ModelConfig
 from fastcore.model.tensor import Tensor
+from fastcore.model.weights import PackedMaps
 
 if TYPE_CHECKING:
     import tokenizers
@@ -67,6 +69,18 @@ class Checkpoint(Mapping[str, Tensor], ABC):
         if self._parsed is None:
             self._parsed = self._parse()
         return self._parsed
+
+    @property
+    def packed(self) -> PackedMaps:
+        """The linear maps that are stored as the kernels read them."""
+        return {}
+
+    def companions(self) -> dict[str, bytes]:
+        """What lies beside the weights in a model folder of this model: file name (with /) -> content.
+
+        Raises UnsupportedModelError where there is no such form.
+        """
+        raise UnsupportedModelError(f"{self.path} cannot be written as a model folder")
 
     @abstractmethod
     def _parse(self) -> ModelConfig: ...

@@ -1,5 +1,6 @@
 """A model folder in Hugging Face form: weights, config.json and the tokenizer's files beside them."""
 
+import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,20 +10,29 @@ from fastcore.checkpoints.checkpoint import Checkpoint, TokenizerParts
 from fastcore.checkpoints.fh1w_configs import builtin_config
 from fastcore.checkpoints.fields import Fields
 from fastcore.checkpoints.hf_config import parse_fields
-from fastcore.checkpoints.mapped import MappedFile
+from fastcore.checkpoints.mapped import MappedFile, read_bytes
 from fastcore.checkpoints.quantized import METHODS, dequantized
 from fastcore.checkpoints.safetensors import missing_shards, read_weight_map
-from fastcore.checkpoints.strict_json import read_object
-from fastcore.checkpoints.tokenizer_files import read_tokenizer
-from fastcore.errors import CheckpointError
+from fastcore.checkpoints.strict_json import MAX_BYTES, read_object
+from fastcore.checkpoints.tokenizer_files import TEMPLATES_FOLDER, TOKENIZER_FILES, read_tokenizer
+from fastcore.errors import CheckpointError, UnsupportedModelError
 from fastcore.model.config import ModelConfig
 from fastcore.model.tensor import Tensor
 
-__all__ = ["CONFIG_NAME", "FolderCheckpoint", "explain_single_file", "weights_of_folder"]
+__all__ = [
+    "CONFIG_NAME",
+    "PACKED_NAME",
+    "FolderCheckpoint",
+    "explain_single_file",
+    "refuse_unpacked",
+    "weights_of_folder",
+]
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
+PACKED_NAME = "packed.safetensors"  # not model.safetensors: others would take it for the weights
 CONFIG_NAME = "config.json"
+_COMPANIONS = ("generation_config.json", "viterbi.json")
 _ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 
 
@@ -62,6 +72,17 @@ class FolderCheckpoint(Checkpoint):
     def tokenizer(self) -> TokenizerParts | None:
         return read_tokenizer(self.folder)
 
+    def companions(self) -> dict[str, bytes]:
+        """Its own files; the config without quantization_config, where the tensors are given as plain ones."""
+        if self._config_json is None:
+            raise UnsupportedModelError(f"{self.folder} has no {CONFIG_NAME}; write one beside the weights first")
+        others = [self.folder / name for name in (*_COMPANIONS, *TOKENIZER_FILES)]
+        others += sorted((self.folder / TEMPLATES_FOLDER).glob("*.jinja"))
+        config = json.dumps(self._config_json, indent=2, ensure_ascii=False) + "\n"
+        return {CONFIG_NAME: config.encode()} | {
+            str(file.relative_to(self.folder)): read_bytes(file, MAX_BYTES) for file in others if file.is_file()
+        }
+
 
 def read_config(folder: Path) -> ModelConfig:
     """The config of a folder alone: config.json, generation_config.json and viterbi.json."""
@@ -71,7 +92,7 @@ def read_config(folder: Path) -> ModelConfig:
 def _parse(folder: Path, config: Mapping[str, Any] | None) -> ModelConfig:
     if config is None:
         raise CheckpointError(f"{folder} has no {CONFIG_NAME}; expected a model folder in Hugging Face form")
-    others = [folder / name for name in ("generation_config.json", "viterbi.json")]
+    others = [folder / name for name in _COMPANIONS]
     generation, viterbi = (Fields(_read(file) or {}, str(file)) for file in others)
     return parse_fields(Fields(config, str(folder / CONFIG_NAME)), generation, viterbi)
 
@@ -88,8 +109,8 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 def weights_of_folder(folder: Path) -> Path:
-    """model.safetensors, or else its index, or else the only .fh1w or .gguf file."""
-    for name in (WEIGHTS_NAME, INDEX_NAME):
+    """model.safetensors, its index or packed.safetensors, or else the only .fh1w or .gguf file."""
+    for name in (WEIGHTS_NAME, INDEX_NAME, PACKED_NAME):
         if (folder / name).exists():
             return folder / name
     names = sorted(entry.name for entry in folder.iterdir())
@@ -135,6 +156,12 @@ def explain_single_file(path: Path, found: Mapping[str, Any] | CheckpointError) 
         f"{what}. All files of {INDEX_NAME} are beside it: remove {WEIGHTS_NAME} if it is left over, or give the "
         "index itself as the model"
     )
+
+
+def refuse_unpacked(path: Path) -> None:
+    """Raise for a file of the packed name whose header does not say that it is packed."""
+    if path.name == PACKED_NAME:
+        raise CheckpointError(f"{path} is not a packed file of fastcore: its header does not name that format")
 
 
 def _mention_adapter(folder: Path) -> None:

@@ -7,6 +7,7 @@ here is an UnsupportedModelError naming it.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -288,6 +289,23 @@ class GgufFile(Checkpoint):
             return None
         backend, aliases = build_tokenizer(fields)
         return TokenizerParts(backend, self.tokenizer_config(), aliases=aliases)
+
+    def companions(self) -> dict[str, bytes]:
+        """Both configs, and the tokenizer's files where there is one."""
+        parts = self.tokenizer()
+        files: dict[str, Mapping[str, Any]] = {
+            "config.json": self.hf_config | {"torch_dtype": "bfloat16"},
+            "generation_config.json": self.generation_config,
+        }
+        if parts is not None:
+            if parts.aliases:
+                raise UnsupportedModelError(
+                    f"{self.path} repeats a token, which tokenizer.json cannot hold; it can be loaded as it is, and "
+                    "not written as a folder"
+                )
+            files["tokenizer_config.json"] = parts.config
+        made = {name: f"{json.dumps(value, indent=2, ensure_ascii=False)}\n".encode() for name, value in files.items()}
+        return made if parts is None else made | {"tokenizer.json": parts.backend.to_str(pretty=True).encode()}
 
     def tokenizer_config(self) -> dict[str, Any]:
         """tokenizer_config.json: special tokens by name, and the chat templates."""

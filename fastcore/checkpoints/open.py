@@ -8,11 +8,13 @@ from pathlib import Path
 from fastcore.checkpoints.checkpoint import Checkpoint
 from fastcore.checkpoints.fh1w import MAGIC as FH1W_MAGIC
 from fastcore.checkpoints.fh1w import read_fh1w
-from fastcore.checkpoints.folder import FolderCheckpoint, explain_single_file, weights_of_folder
+from fastcore.checkpoints.folder import FolderCheckpoint, explain_single_file, refuse_unpacked, weights_of_folder
 from fastcore.checkpoints.gguf import GgufFile
 from fastcore.checkpoints.gguf_header import MAGIC as GGUF_MAGIC
 from fastcore.checkpoints.mapped import MappedFile
-from fastcore.checkpoints.safetensors import open_shards, read_safetensors
+from fastcore.checkpoints.packed import FORMAT as PACKED_FORMAT
+from fastcore.checkpoints.packed import PackedCheckpoint
+from fastcore.checkpoints.safetensors import open_shards, read_header
 from fastcore.errors import CheckpointError, ModelNotFoundError, OutOfMemoryError
 from fastcore.model.config import ModelConfig
 
@@ -32,10 +34,10 @@ def as_path(path: ModelPath) -> Path:
 def open_checkpoint(path: ModelPath) -> Checkpoint:
     """Open a model folder, a .safetensors file or its index, a .fh1w or a .gguf file.
 
-    A folder holds model.safetensors, or model.safetensors.index.json with its shards, or else one .fh1w or .gguf file.
-    A file is what its first bytes say, or else its name; a .json file is an index. Headers only are read, and nothing
-    is ever written. Raises ModelNotFoundError, MissingShardError (every missing shard), CheckpointError or
-    UnsupportedModelError, before any weight is touched.
+    A folder holds model.safetensors, or model.safetensors.index.json with its shards, or packed.safetensors, or else
+    one .fh1w or .gguf file. A file is what its first bytes say, or else its name; a .json file is an index. Headers
+    only are read, and nothing is ever written. Raises ModelNotFoundError, MissingShardError (every missing shard),
+    CheckpointError or UnsupportedModelError, before any weight is touched.
     """
     path = as_path(path)
     try:
@@ -79,10 +81,13 @@ def _open(path: Path) -> Checkpoint:
         if magic == FH1W_MAGIC or weights.suffix == ".fh1w":
             return FolderCheckpoint(path, weights.parent, read_fh1w(file), (file,), is_pack=True)
         try:
-            tensors = read_safetensors(file)
+            metadata, tensors = read_header(file)
         except CheckpointError as error:
             explain_single_file(weights, error)
             raise
+        if metadata.get("format") == PACKED_FORMAT:
+            return PackedCheckpoint(path, weights.parent, metadata, tensors, file)
+        refuse_unpacked(weights)
         explain_single_file(weights, tensors)
         return FolderCheckpoint(path, weights.parent, tensors, (file,), is_pack=False)
     except BaseException:

@@ -14,13 +14,21 @@ from fastcore.checkpoints.mapped import MappedFile
 from fastcore.checkpoints.strict_json import MAX_BYTES, parse_object, read_object
 from fastcore.errors import CheckpointError, MissingShardError, UnsupportedModelError
 
-__all__ = ["missing_shards", "open_shards", "read_safetensors", "read_weight_map"]
+__all__ = ["missing_shards", "open_shards", "read_header", "read_safetensors", "read_weight_map"]
 
 _MAX_RANK = 8
 
 
 def read_safetensors(file: MappedFile) -> dict[str, DenseTensor]:
-    """u64 header length, JSON header {name: dtype, shape, data_offsets}, then the data without holes."""
+    """The tensors of a file, in the order of its header."""
+    return read_header(file)[1]
+
+
+def read_header(file: MappedFile) -> tuple[dict[str, str], dict[str, DenseTensor]]:
+    """__metadata__ and tensors.
+
+    u64 header length, JSON header {name: dtype, shape, data_offsets}, then the data without holes.
+    """
     buffer, path = file.buffer(), file.path
     if file.size < 8:
         raise CheckpointError(f"{path} is {file.size} bytes, too short for a safetensors file; download it again")
@@ -42,7 +50,7 @@ def read_safetensors(file: MappedFile) -> dict[str, DenseTensor]:
         tensors[name] = DenseTensor(name, dtype, shape, file, data_start + begin)
         spans.append((begin, end, name))
     _check_spans(sorted(spans), file.size - data_start, path)
-    return tensors
+    return metadata, tensors
 
 
 def _check_entry(entry: object, where: str) -> tuple[str, tuple[int, ...], int, int]:

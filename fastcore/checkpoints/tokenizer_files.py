@@ -16,9 +16,12 @@ from fastcore.checkpoints.mapped import read_bytes
 from fastcore.checkpoints.strict_json import MAX_BYTES, read_object
 from fastcore.errors import CheckpointError
 
-__all__ = ["EXTRA_TOKENS", "TOKENIZER_NAME", "read_tokenizer", "typed_errors"]
+__all__ = ["EXTRA_TOKENS", "TEMPLATES_FOLDER", "TOKENIZER_FILES", "TOKENIZER_NAME", "read_tokenizer", "typed_errors"]
 
 TOKENIZER_NAME = "tokenizer.json"
+_CONFIG_NAME, _SPECIAL_NAME, _TEMPLATE_NAME = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
+TOKENIZER_FILES = (TOKENIZER_NAME, _CONFIG_NAME, _SPECIAL_NAME, _TEMPLATE_NAME)
+TEMPLATES_FOLDER = "additional_chat_templates"
 T = TypeVar("T")
 
 EXTRA_TOKENS = ("extra_special_tokens", "additional_special_tokens")
@@ -39,7 +42,7 @@ def read_tokenizer(folder: Path) -> TokenizerParts | None:
         lambda: tokenizers.Tokenizer.from_buffer(text),
         f"{path} is not a tokenizer that the tokenizers library can read",
     )
-    config, special = (_object(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
+    config, special = (_object(folder / name) for name in (_CONFIG_NAME, _SPECIAL_NAME))
     merged = special | config if config.get("added_tokens_decoder") is not None else config | special
     for name in EXTRA_TOKENS:
         if isinstance(config.get(name), list) and isinstance(special.get(name), list):
@@ -59,10 +62,10 @@ def typed_errors(call: Callable[[], T], what: str) -> T:
 
 def _template_files(folder: Path) -> dict[str, str] | None:
     """chat_template.jinja, with any named ones beside it."""
-    default = folder / "chat_template.jinja"
+    default = folder / _TEMPLATE_NAME
     if not default.is_file():
         return None
-    named = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    named = sorted((folder / TEMPLATES_FOLDER).glob("*.jinja"))
     templates = {}
     for name, path in {"default": default, **{path.stem: path for path in named}}.items():
         try:

@@ -26,6 +26,7 @@ COMMANDS = {
     "pull": "fetch a model into the cache",
     "bench": "measure speed against the limits of this machine",
     "export": "write a Falcon-H1 model as an FH1W pack",
+    "quantize": "write a model as a packed folder in fewer bytes, and measure what is lost",
     "verify": "check that the engine is right about a model, on this machine",
 }
 

@@ -13,14 +13,13 @@ from fastcore import _kernels
 from fastcore._kernels import PackedLinear, packed_bytes
 from fastcore.errors import CheckpointError
 from fastcore.huge_pages import Arena
+from fastcore.model.recipes import recipe_dtype
 from fastcore.model.tensor import Tensor
 
-__all__ = ["DTYPES", "LinearMap", "Weights"]
+__all__ = ["DTYPES", "LinearMap", "PackedMaps", "Weights"]
 
 _STORED = {name.upper(): name for name in _kernels.STORED_AS}  # a tensor's dtype -> ours
 DTYPES = ("auto", *_kernels.DTYPES)
-# Maps that few bits harm more than they save, by the last part of their names -> what they are packed as instead.
-_KEPT = {"int4": {"embed_tokens": "int8", "lm_head": "int8"}}
 SHARED_BYTES = 4 << 20  # threads share larger tensors; over smaller ones they wait longer than they work
 
 
@@ -29,22 +28,22 @@ class LinearMap:
     """A linear map [out_features, in_features] as the checkpoint has it: one tensor, or several, not yet packed.
 
     Stacked tensors follow each other; of interleaved ones, 16 rows of each come in turns, the last of them filled up
-    with rows of zeros. bias: [out_features]. dtype: to pack it as, whatever the model is loaded as. name: the last part
-    of the tensor's, by which a format may keep it in another.
+    with rows of zeros. names: of the tensors in the checkpoint. bias: [out_features]. dtype: to pack it as, whatever
+    the model is loaded as.
     """
 
     tensors: tuple[Tensor, ...]
+    names: tuple[str, ...]
     bias: NDArray[np.float32] | None = None
     dtype: str | None = None
     in_turns: bool = False
-    name: str = ""
 
     @classmethod
     def stacked(cls, maps: Sequence["LinearMap"]) -> "LinearMap":
         """The maps as one, one after the other; their biases too, where they have any."""
         biases = [np.zeros(each.out_features, np.float32) if each.bias is None else each.bias for each in maps]
         bias = None if all(each.bias is None for each in maps) else np.concatenate(biases)
-        return cls(tuple(tensor for each in maps for tensor in each.tensors), bias, maps[0].dtype)
+        return cls(*_joined(maps), bias, maps[0].dtype)
 
     @classmethod
     def interleaved(cls, maps: Sequence["LinearMap"]) -> "LinearMap":
@@ -54,8 +53,7 @@ class LinearMap:
             row[: each.out_features] = 0 if each.bias is None else each.bias
         bias = padded.reshape(len(maps), -1, 16).swapaxes(0, 1).reshape(-1)
         unbiased = all(each.bias is None for each in maps)
-        tensors = tuple(tensor for each in maps for tensor in each.tensors)
-        return cls(tensors, None if unbiased else bias, maps[0].dtype, in_turns=True)
+        return cls(*_joined(maps), None if unbiased else bias, maps[0].dtype, in_turns=True)
 
     @property
     def in_features(self) -> int:
@@ -69,18 +67,27 @@ class LinearMap:
     def packed_dtype(self, dtype: str) -> str:
         """What it is packed as in a model loaded as `dtype`: "auto" is the tensors' own."""
         if self.dtype is not None or dtype != "auto":
-            return self.dtype or _KEPT.get(dtype, {}).get(self.name, dtype)
+            return self.dtype or recipe_dtype(dtype, self.names)
         return self.tensors[0].auto_dtype
 
     def packed_bytes(self, dtype: str) -> int:
         return packed_bytes(self.out_features, self.in_features, self.packed_dtype(dtype))
 
 
+def _joined(maps: Sequence[LinearMap]) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
+    return tuple(t for each in maps for t in each.tensors), tuple(name for each in maps for name in each.names)
+
+
+# Maps that a checkpoint stores packed, by the names of their tensors and whether these come in turns
+PackedMaps = Mapping[tuple[tuple[str, ...], bool], PackedLinear]
+
+
 @dataclass
 class _Taken:
-    """What is taken from a checkpoint so far."""
+    """What is taken from a checkpoint so far. copies: of other tensors, which are not packed."""
 
     left: dict[str, None]
+    copies: list[str] = field(default_factory=list)
     parameters: dict[str, int] = field(default_factory=dict)  # by stored dtype
     vector_bytes: int = 0
 
@@ -90,9 +97,16 @@ class Weights:
 
     tensors: of a checkpoint, by name.
     dtype: of the packed linear maps; "auto" keeps each tensor's own (bf16 where no format holds how it is quantised).
+    stored: maps that lie packed in the checkpoint. One that is wanted as it is stored is not packed again.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], dtype: str = "auto", num_threads: int = 1) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        dtype: str = "auto",
+        num_threads: int = 1,
+        stored: PackedMaps | None = None,
+    ) -> None:
         if dtype not in DTYPES:
             raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
         self.dtype = dtype
@@ -101,6 +115,7 @@ class Weights:
         self._taken = _Taken(dict.fromkeys(tensors))
         self._num_threads = num_threads
         self._arena = Arena()
+        self._stored = {} if stored is None else stored
         self._packed: dict[LinearMap, PackedLinear] = {}
 
     def under(self, prefix: str) -> "Weights":
@@ -120,6 +135,11 @@ class Weights:
     def parameters(self) -> dict[str, int]:
         """Numbers taken so far, by dtype in the checkpoint."""
         return self._taken.parameters
+
+    @property
+    def copies(self) -> Sequence[str]:
+        """Names of tensors taken so far that hold what another does, and stand for it."""
+        return self._taken.copies
 
     @property
     def vector_bytes(self) -> int:
@@ -144,7 +164,7 @@ class Weights:
         """The map `name`.weight [out_features, in_features], with `name`.bias [out_features] if bias."""
         tensor = self._take(f"{name}.weight", (out_features, in_features))
         biases = self.vector(f"{name}.bias", out_features) if bias else None
-        return LinearMap((tensor,), biases, dtype, name=name.rpartition(".")[2])
+        return LinearMap((tensor,), (f"{self._prefix}{name}.weight",), biases, dtype)
 
     def head(self, name: str, embedding: LinearMap, *, tied: bool) -> LinearMap:
         """The map `name`.weight to logits; if it is tied, the embedding, unless a head with other values is stored.
@@ -157,7 +177,8 @@ class Weights:
         head = self.linear(name, rows, columns)
         if not tied or not _equal(head.tensors[0], embedding.tensors[0]):
             return head
-        self.parameters[head.tensors[0].dtype] -= rows * columns  # a copy
+        self.parameters[head.tensors[0].dtype] -= rows * columns
+        self._taken.copies += head.names
         return embedding
 
     def known(self, name: str, *shapes: tuple[int, ...], dtypes: Sequence[str] = tuple(_STORED)) -> None:
@@ -182,21 +203,27 @@ class Weights:
 
     def pack(self, linear: LinearMap) -> PackedLinear:
         """The packed form of a map; of the same map, the same."""
-        packed = self._packed.get(linear)
-        if packed is None:
-            dtype = linear.packed_dtype(self.dtype)
-            packed = PackedLinear(linear.out_features, linear.in_features, dtype, self._arena)
-            first, stride = 0, 16 * len(linear.tensors) if linear.in_turns else 16
-            for tensor in linear.tensors:
-                array = tensor.array
-                threads = self._num_threads if array.nbytes >= SHARED_BYTES else 1
-                try:
-                    packed.pack(array, _STORED[tensor.dtype], first, stride, threads)
-                except ValueError as error:
-                    raise CheckpointError(f"tensor {tensor.name!r}: {error}; load it with dtype 'bf16'") from error
-                tensor.release()
-                first += 16 if linear.in_turns else tensor.shape[0]
-            self._packed[linear] = packed
+        if linear not in self._packed:
+            self._packed[linear] = self.packed_alone(linear, self._arena)
+        return self._packed[linear]
+
+    def packed_alone(self, linear: LinearMap, arena: Arena | None = None) -> PackedLinear:
+        """The packed form of a map, which only the caller holds."""
+        dtype = linear.packed_dtype(self.dtype)
+        stored = self._stored.get((linear.names, linear.in_turns))
+        if stored is not None and stored.dtype == dtype:
+            return stored
+        packed = PackedLinear(linear.out_features, linear.in_features, dtype, arena)
+        first, stride = 0, 16 * len(linear.tensors) if linear.in_turns else 16
+        for tensor in linear.tensors:
+            array = tensor.array
+            threads = self._num_threads if array.nbytes >= SHARED_BYTES else 1
+            try:
+                packed.pack(array, _STORED[tensor.dtype], first, stride, threads)
+            except ValueError as error:
+                raise CheckpointError(f"tensor {tensor.name!r}: {error}; load it with dtype 'bf16'") from error
+            tensor.release()
+            first += 16 if linear.in_turns else tensor.shape[0]
         return packed
 
     def _find(self, name: str) -> Tensor:

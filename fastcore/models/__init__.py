@@ -31,7 +31,7 @@ def load_model(source: ModelPath | Checkpoint, dtype: str = "auto", num_threads:
     Raises CheckpointError and UnsupportedModelError.
     """
     with opened(source) as checkpoint:
-        return record_model(checkpoint.config(), Weights(checkpoint, dtype, num_threads))
+        return record_model(checkpoint.config(), Weights(checkpoint, dtype, num_threads, checkpoint.packed))
 
 
 def record_model(config: ModelConfig, weights: Weights, *, fused: bool = True) -> Model:

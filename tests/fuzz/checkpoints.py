@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import mmap
 import os
 import random
 import struct
@@ -21,8 +22,9 @@ from fastcore.checkpoints.gguf import GgufFile
 from fastcore.checkpoints.hf_config import parse_config
 from fastcore.checkpoints.mapped import Cursor, MappedFile
 from fastcore.checkpoints.open import open_checkpoint
+from fastcore.checkpoints.packed import layout_checksum, read_maps
 from fastcore.checkpoints.quantized import dequantized
-from fastcore.checkpoints.safetensors import read_safetensors
+from fastcore.checkpoints.safetensors import read_header, read_safetensors
 from fastcore.checkpoints.strict_json import parse_object
 from fastcore.model.config import ModelConfig
 from fastcore.model.rope import rope_tables
@@ -47,6 +49,16 @@ class BytesFile(MappedFile):
 
     def close(self) -> None:
         self._closed = True
+
+
+class AlignedFile(BytesFile):
+    """The same in memory that begins with a page."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        if data:
+            self._map = mmap.mmap(-1, len(data))
+            self._map[:] = data
 
 
 def touch(tensors: Any) -> None:
@@ -118,6 +130,55 @@ def read_index(case: bytes) -> None:
         touch(checkpoint)
 
 
+# ---------------------------------------------------------------- packed files
+
+MAPS = {
+    "a.panels": {"dtype": "int8", "in_features": 40, "in_turns": False, "rows": {"q.weight": 16, "k.weight": 8}},
+    "b.panels": {"dtype": "bf16", "in_features": 3, "in_turns": True, "rows": {"g.weight": 5, "u.weight": 5}},
+}
+SIZES_OF_PANELS = {"a.panels": 2 * 2 * 544, "b.panels": 2 * 3 * 32}
+PACKED_METADATA = {"format": "fastcore-packed", "version": "1", "dtype": "int8", "source": "{}"}
+LAYOUTS = {dtype: layout_checksum(dtype) for dtype in ("int8", "bf16")}
+PACKED_NAMES = ("a.panels", "b.panels", "q.weight", "norm.weight", "dtype", "rows", "in_turns", "in_features")
+
+
+def packed_file(rng: random.Random | None) -> bytes:
+    """A packed file, with other values in its header where there is a generator."""
+    maps, layouts, metadata = json.loads(json.dumps([MAPS, LAYOUTS, PACKED_METADATA]))
+    sizes = dict(SIZES_OF_PANELS)
+    if rng is not None:
+        maps = mutate_json(maps, rng, names=PACKED_NAMES) if rng.random() < 0.8 else maps
+        layouts = mutate_json(layouts, rng, rounds=1) if rng.random() < 0.1 else layouts
+        metadata = mutate_json(metadata, rng, rounds=1) if rng.random() < 0.1 else metadata
+        if rng.random() < 0.2:
+            sizes[rng.choice(list(sizes))] += rng.choice((-64, 64, 544, -1))
+    if isinstance(metadata, dict):
+        metadata |= {"maps": json.dumps(maps), "layouts": json.dumps(layouts)}
+    header, end = {"__metadata__": metadata}, 0
+    for name, size in sizes.items():
+        begin, end = end, end + -(-size // 64) * 64
+        header[name] = {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
+    header["norm.weight"] = {"dtype": "F32", "shape": [3], "data_offsets": [end, end + 12]}
+    if rng is not None and rng.random() < 0.2:
+        header = mutate_json(header, rng, rounds=1, names=PACKED_NAMES)
+    text = json_bytes(header, rng) if rng is not None and rng.random() < 0.1 else json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    return len(text).to_bytes(8, "little") + text + bytes(range(64)) * (end // 64) + bytes(12)
+
+
+def make_packed(rng: random.Random) -> bytes:
+    case = packed_file(rng)
+    return mutate_bytes(case, rng, [packed_file(None)]) if rng.random() < 0.1 else case
+
+
+def read_packed(case: bytes) -> None:
+    tensors, maps = read_maps(*read_header(AlignedFile(case)), "case")
+    touch(tensors)
+    for linear in maps.values():
+        linear.row(linear.out_features - 1)
+
+
+READERS["packed"] = Reader(make_packed, read_packed)
 READERS["safetensors"] = Reader(make_safetensors, read_safetensors_case)
 READERS["index"] = Reader(make_index, read_index)
 
