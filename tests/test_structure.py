@@ -19,8 +19,7 @@ FLOORS = (
     "checkpoints",
     "engine models sources text",
     "llm classify machine",
-    "server live lm_eval presidio bench verify",
-    "quantization",
+    "server live lm_eval presidio bench verify quantization",
     "cli",
     "__main__",
 )

@@ -21,6 +21,7 @@ from fastcore._kernels import PackedLinear, packed_bytes
 from fastcore.checkpoints.dense import DTYPES, DenseTensor
 from fastcore.checkpoints.fields import MAX_SIZE, Fields
 from fastcore.checkpoints.folder import FolderCheckpoint
+from fastcore.checkpoints.groups import GROUP, int4_groups, int8_groups
 from fastcore.checkpoints.mapped import MappedFile
 from fastcore.checkpoints.strict_json import parse_object
 from fastcore.errors import CheckpointError, UnsupportedModelError
@@ -50,12 +51,14 @@ def layout_checksum(dtype: str) -> str:
 
 
 class PackedTensor:
-    """A tensor that is some rows of a packed map: those of 16 that follow each other, and then every `stride`th 16."""
+    """A tensor that is some rows of a packed map: 16 that follow each other, and then those `stride` rows further on.
 
-    dtype = "F32"  # of `array`
+    dtype: INT8 or INT4 where it is packed so, F32 else: every value of the other formats is an f32.
+    """
 
     def __init__(self, name: str, linear: PackedLinear, num_rows: int, first_row: int, stride: int) -> None:
         self.name = name
+        self.dtype = {"int8": "INT8", "int4": "INT4"}.get(linear.dtype, "F32")
         self.shape: tuple[int, ...] = (num_rows, linear.in_features)
         self.nbytes = linear.nbytes * num_rows // linear.out_features
         self._linear = linear
@@ -67,16 +70,31 @@ class PackedTensor:
         return self._linear.dtype
 
     @property
-    def array(self) -> NDArray[np.float32]:
-        """The values, as `f32` gives them."""
-        return self.f32()
+    def array(self) -> NDArray[Any]:
+        """The groups of an int8 or int4 map as they are, or the values as `f32` gives them."""
+        if self.dtype == "F32":
+            return self.f32()
+        rows = self._rows()
+        groups = -(-self.shape[1] // GROUP)
+        panels = self._linear.panels.reshape(-(-self._linear.out_features // 16), groups, -1)
+        quads = 8 if self.dtype == "INT8" else 4
+        octets = panels[:, :, : quads * 64].reshape(-1, groups, quads, 16, 4)[rows // 16, :, :, rows % 16]
+        octets = octets.reshape(len(rows), groups, quads * 4)
+        halves = (
+            panels[:, :, quads * 64 :].view("<f2").reshape(len(panels), groups, -1, 16)[rows // 16, :, :, rows % 16]
+        )
+        if self.dtype == "INT8":
+            return int8_groups(halves[:, :, 0], octets.view(np.int8))
+        return int4_groups(halves[:, :, 0], halves[:, :, 1], octets)
 
     def f32(self) -> NDArray[np.float32]:
         """The values that the packed ones stand for, as a new f32 array."""
-        values = np.empty(self.shape, np.float32)
-        for i in range(len(values)):
-            values[i] = self._linear.row(self._first_row + i // 16 * self._stride + i % 16)
-        return values
+        return np.stack([self._linear.row(row) for row in self._rows().tolist()])
+
+    def _rows(self) -> NDArray[np.int64]:
+        """Where its rows are in the map."""
+        own = np.arange(self.shape[0])
+        return self._first_row + own // 16 * self._stride + own % 16
 
     def release(self) -> None:
         """What is mapped stays: the model may run on it."""

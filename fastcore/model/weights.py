@@ -33,7 +33,7 @@ class LinearMap:
     """
 
     tensors: tuple[Tensor, ...]
-    names: tuple[str, ...]
+    names: tuple[str, ...] = ()
     bias: NDArray[np.float32] | None = None
     dtype: str | None = None
     in_turns: bool = False

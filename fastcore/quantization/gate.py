@@ -9,9 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcore.bench.runner import Fastcore
-from fastcore.bench.turns import time_in_turns
-from fastcore.bench.workload import Workload
+from fastcore._kernels import BLOCK_TOKENS
 from fastcore.checkpoints.checkpoint import Checkpoint
 from fastcore.classify import Classification, TokenClassifier
 from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
@@ -25,7 +23,7 @@ __all__ = ["Bounds", "Figures", "Text", "measure_classifier", "measure_language_
 MAX_TOKENS = 8192  # of a text; what follows is not read
 WINDOW = 2048  # tokens that are scored together
 ROWS = 128  # of a step: logits of a large vocabulary take half a megabyte a row
-PREFILL, DECODE = 512, 32  # tokens that are timed
+PREFILL, DECODE, REPEATS = 512, 32, 3  # tokens that are timed, and how often
 
 Array = NDArray[np.float32]
 Number = TypeVar("Number", int, float)
@@ -133,12 +131,15 @@ def _compare(
     return np.concatenate(divergences), np.concatenate(same), [float(np.concatenate(loss).mean()) for loss in losses]
 
 
+def _sequence(model: Model, num_tokens: int) -> SequenceState:
+    smallest = StatePool(model, 0)
+    blocks = num_tokens // BLOCK_TOKENS + 2 + 2 * smallest.state_blocks  # states start at multiples of their size
+    return SequenceState(StatePool(model, blocks * smallest.block_bytes), prompt_length=num_tokens)
+
+
 def _logits(model: Model, ids: Sequence[int], num_threads: int) -> Iterator[Array]:
     """The logits after each token, ROWS at a time."""
-    smallest = StatePool(model, 0)
-    blocks = len(ids) // 32 + 2 + 2 * smallest.state_blocks
-    pool = StatePool(model, blocks * smallest.block_bytes)
-    with SequenceState(pool, prompt_length=len(ids)) as sequence:
+    with _sequence(model, len(ids)) as sequence:
         for first in range(0, len(ids), ROWS):
             part = ids[first : first + ROWS]
             logits = np.empty((len(part), model.config.vocab_size), np.float32)
@@ -161,13 +162,23 @@ def _kl(expected: Array, found: Array) -> NDArray[np.float64]:
 
 
 def _rates(model: Model, num_threads: int) -> tuple[float, float]:
-    room = model.config.context_length
-    prefill = Workload(rows=max(1, min(PREFILL, room - DECODE)))
-    decode = Workload(depth=prefill.rows, steps=max(1, min(DECODE, room - prefill.rows)))
-    rates = [
-        time_in_turns(model, [Fastcore(model, num_threads)], workload, 3)[0].rate for workload in (prefill, decode)
-    ]
-    return rates[0], rates[1]
+    """Tokens per second of a prompt and of the tokens after it, the best of REPEATS."""
+    room, vocab = model.config.context_length, model.config.vocab_size
+    decode = max(1, min(DECODE, room // 2))
+    prefill = max(1, min(PREFILL, room - decode))
+    ids = np.random.default_rng(0).integers(0, vocab, prefill + decode).tolist()
+    logits, times = np.empty((1, vocab), np.float32), []
+    for _ in range(REPEATS):
+        with _sequence(model, len(ids)) as sequence:
+            seconds = []
+            for parts in ([ids[:prefill]], [[token] for token in ids[prefill:]]):
+                start = perf_counter()
+                for part in parts:
+                    run_step(model, [Piece(sequence, part, [len(part) - 1])], num_threads=num_threads, logits=logits)
+                seconds.append(perf_counter() - start)
+            times.append(seconds)
+    fastest = np.min(times, axis=0)
+    return prefill / float(fastest[0]), decode / float(fastest[1])
 
 
 def _pair(values: Sequence[Number]) -> tuple[Number, Number]:
