@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import anyio
 import anyio.to_thread
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from fastcore.engine.request import Request
 from fastcore.engine.sampling_params import SamplingParams
 from fastcore.errors import GrammarError, MissingPackageError
 from fastcore.llm import LLM
-from fastcore.server.answers import RequestError, error_body, json_bytes, json_response, request_error
+from fastcore.server.answers import RequestError, error_body, json_response, request_error
 from fastcore.server.chat import Chat
 from fastcore.server.endpoint import Handler, Room, until_gone
+from fastcore.server.events import DONE, Events, event
 from fastcore.server.limits import RequestLimits
 from fastcore.server.openai_answers import CHAT, TEXT, Answer
 from fastcore.server.openai_fields import (
@@ -55,7 +55,7 @@ class OpenAIService:
         self.llm = llm
         self.limits = limits
         self._defaults = defaults
-        self._steps = StepThread(llm, limits.max_requests, done)
+        self.steps = StepThread(llm, limits.max_requests, done)
         self.room = Room(limits.max_requests)  # for those that are no completions
         self._turns = anyio.CapacityLimiter(1)  # of large prompts
 
@@ -68,7 +68,7 @@ class OpenAIService:
         return self.llm.max_seq_len
 
     def status(self) -> dict[str, float]:
-        return {"active_requests": self._steps.num_requests, "free_cache_positions": self.llm.pool.free_positions}
+        return {"active_requests": self.steps.num_requests, "free_cache_positions": self.llm.pool.free_positions}
 
     def facts(self) -> dict[str, Any]:
         """default_sampling: how answers are sampled where a request does not say."""
@@ -77,10 +77,10 @@ class OpenAIService:
         return {"max_model_len": self.llm.max_seq_len, "default_sampling": defaults}
 
     def stop(self) -> None:
-        self._steps.stop()
+        self.steps.stop()
 
     def close(self) -> None:
-        self._steps.close()
+        self.steps.close()
 
     async def completions(self, http: HttpRequest, fields: CompletionFields, model: str) -> ASGIApp:
         """{"prompt": text, token ids, or a list of either, ...}: text completions.
@@ -112,6 +112,10 @@ class OpenAIService:
         max_tokens (or max_completion_tokens) is 1024 where neither is given. tools and chat_template_kwargs go to the
         template; calls of tools and thoughts are taken out of what the model answers.
         """
+        return await self._answered(http, await self.chat_answer(http, fields, model), fields)
+
+    async def chat_answer(self, http: HttpRequest, fields: ChatFields, model: str) -> Answer:
+        """The answer to a chat, which has not begun."""
         params = sampling_params(fields, self._defaults, self.limits)
         chat = Chat(fields, params)
         _only("modalities", fields.modalities, None, ["text"])
@@ -122,11 +126,23 @@ class OpenAIService:
             return self._job([ids], held), form
 
         job, form = await self._prepared(prepare, int(http.headers.get("content-length") or LARGE_CHARS))
-        return await self._answered(http, Answer(self.llm, job, CHAT, model, params, form=form), fields)
+        return Answer(self.llm, job, CHAT, model, params, form=form)
+
+    async def finish(self, http: HttpRequest, answer: Answer) -> None:
+        """Run an answer to its end; the work ends when the client goes. Raises what went wrong."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(until_gone, http.receive, group.cancel_scope.cancel)
+            async with aclosing(self.steps.run(answer.job)) as progress:
+                async for _ in progress:
+                    pass
+            group.cancel_scope.cancel()
+        if not answer.job.is_done:
+            raise RequestError(400, "the client went away")
+        answer.check()
 
     def _job(self, prompts: list[list[int]], params: SamplingParams) -> Job:
         try:
-            job = self._steps.prepare(prompts, params)
+            job = self.steps.prepare(prompts, params)
         except (GrammarError, MissingPackageError) as error:
             raise RequestError(400, str(error), param="structured_outputs") from None
         positions = max(
@@ -144,8 +160,10 @@ class OpenAIService:
     async def _answered(self, http: HttpRequest, answer: Answer, fields: SamplingFields) -> ASGIApp:
         options = fields.stream_options
         if fields.stream:
-            return _Events(self._steps, answer, options is not None and options.include_usage is True)
-        return await _whole(http, self._steps, answer)
+            include_usage = options is not None and options.include_usage is True
+            return Events(lambda: _chunks(self.steps, answer, include_usage))
+        await self.finish(http, answer)
+        return json_response(await anyio.to_thread.run_sync(answer.whole))
 
     handlers: ClassVar[dict[str, Handler[Any]]] = {
         "/v1/completions": Handler(CompletionFields, completions, IGNORED, REFUSED),
@@ -160,56 +178,22 @@ def _only(name: str, value: Any, *supported: Any) -> None:
         raise RequestError(400, f"{name} is not supported here{rest}", param=name)
 
 
-async def _whole(http: HttpRequest, steps: StepThread, answer: Answer) -> Response:
-    """The answer in one piece; the work ends when the client goes."""
-    async with anyio.create_task_group() as group:
-        group.start_soon(until_gone, http.receive, group.cancel_scope.cancel)
-        async with aclosing(steps.run(answer.job)) as progress:
+async def _chunks(steps: StepThread, answer: Answer, include_usage: bool) -> AsyncGenerator[bytes, None]:
+    job = answer.job
+    sent = job.progress
+    try:
+        async with aclosing(steps.run(job)) as progress:
             async for _ in progress:
-                pass
-        group.cancel_scope.cancel()
-    if not answer.job.is_done:
-        raise RequestError(400, "the client went away")
-    answer.check()
-    return json_response(await anyio.to_thread.run_sync(answer.whole))
-
-
-class _Events:
-    """The answer as server-sent events, an ASGI application; the work ends when the client goes."""
-
-    def __init__(self, steps: StepThread, answer: Answer, include_usage: bool) -> None:
-        self._steps = steps
-        self._answer = answer
-        self._include_usage = include_usage
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async with anyio.create_task_group() as group:
-            group.start_soon(until_gone, receive, group.cancel_scope.cancel)
-            async with aclosing(self._events()) as events:
-                async for event in events:
-                    data = b"data: " + event + b"\n\n"
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
-            group.cancel_scope.cancel()
-
-    async def _events(self) -> AsyncGenerator[bytes, None]:
-        answer, job = self._answer, self._answer.job
-        sent = job.progress
-        try:
-            async with aclosing(self._steps.run(job)) as progress:
-                async for _ in progress:
-                    answer.check()
-                    for index, now in enumerate(job.progress):
-                        before = sent[index]
-                        if len(now.text) > len(before.text) or now.finish_reason != before.finish_reason:
-                            choice = answer.written.delta(answer, index, before, now)
-                            if choice is not None:
-                                sent = [*sent[:index], now, *sent[index + 1 :]]
-                                yield json_bytes(answer.chunk([choice]))
-            if self._include_usage:
-                yield json_bytes(answer.chunk([]) | {"usage": answer.usage()})
-        except Exception as error:
-            yield json_bytes(error_body(request_error(error)))
-        yield b"[DONE]"
+                answer.check()
+                for index, now in enumerate(job.progress):
+                    before = sent[index]
+                    if len(now.text) > len(before.text) or now.finish_reason != before.finish_reason:
+                        choice = answer.written.delta(answer, index, before, now)
+                        if choice is not None:
+                            sent = [*sent[:index], now, *sent[index + 1 :]]
+                            yield event(answer.chunk([choice]))
+        if include_usage:
+            yield event(answer.chunk([]) | {"usage": answer.usage()})
+    except Exception as error:
+        yield event(error_body(request_error(error)))
+    yield DONE
