@@ -25,6 +25,7 @@ from fastcore.server.limits import RequestLimits
 from fastcore.server.metrics import Metrics, RequestMetrics
 from fastcore.server.openai import OpenAIService
 from fastcore.server.pii import PiiService
+from fastcore.server.responses import RESPONSES
 from fastcore.server.served import ServedModel, ServedModels
 from fastcore.server.tokens import TOKENS
 
@@ -143,7 +144,7 @@ def create_app(
 
 def handlers_of(model: ServedModel) -> Mapping[str, Handler[Any]]:
     """What answers at which path."""
-    return (PiiService.handlers if model.is_classifier else OpenAIService.handlers | EMBEDDINGS) | TOKENS
+    return (PiiService.handlers if model.is_classifier else OpenAIService.handlers | RESPONSES | EMBEDDINGS) | TOKENS
 
 
 def _stop(models: ServedModels, stopping: Stopping) -> Callable[[], None]:
