@@ -310,7 +310,8 @@ class _Writer:
 
     def _begin(self, place: int, item: Item) -> list[bytes]:
         is_call = item["type"] == "function_call"
-        shown = item | ({"arguments": ""} if is_call else {"content": []}) | {"status": "in_progress"}
+        empty: Item = {"arguments": ""} if is_call else {"content": []}
+        shown = item | empty | {"status": "in_progress"}
         events = [self.event("response.output_item.added", output_index=place, item=shown)]
         if not is_call:
             part = item["content"][0] | {"text": ""}
