@@ -14,18 +14,9 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("llguidance")
 
 from serving import call, serving
-from tiny import tiny_checkpoint, write_tokenizer
+from tiny import CHATML_TOOLS, tiny_checkpoint, write_tokenizer
 
-TEMPLATE = (
-    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
-    ' as <tool_call>\n{"name": ..., "arguments": ...}\n</tool_call><|im_end|>\n{% endif %}'
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>\n"
-    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n'
-    "</tool_call>{% endfor %}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-THINKING = TEMPLATE.replace(
+THINKING = CHATML_TOOLS.replace(
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and not enable_thinking %}"
     "<think>\n\n</think>\n\n{% endif %}{% endif %}",
@@ -59,7 +50,7 @@ def model(folder: Path, template: str) -> LLM:
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    return model(tmp_path_factory.mktemp("tools") / "m", TEMPLATE)
+    return model(tmp_path_factory.mktemp("tools") / "m", CHATML_TOOLS)
 
 
 @pytest.fixture(scope="module")
@@ -326,7 +317,7 @@ def test_what_cannot_be_is_refused_by_name(port: int, body: dict[str, Any], para
 
 
 def test_without_llguidance_the_extra_is_named(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(model(tmp_path / "m", TEMPLATE), ["bare"]) as bare:
+    with serving(model(tmp_path / "m", CHATML_TOOLS), ["bare"]) as bare:
         monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
         for body, param in (
             ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -341,7 +332,9 @@ def test_without_llguidance_the_extra_is_named(port: int, tmp_path: Path, monkey
 
 def test_llamas_form_is_json_alone(tmp_path: Path) -> None:
     template = (
-        TEMPLATE.replace("<tool_call>", "").replace("</tool_call>", "").replace('"arguments": ...', '"parameters": ...')
+        CHATML_TOOLS.replace("<tool_call>", "")
+        .replace("</tool_call>", "")
+        .replace('"arguments": ...', '"parameters": ...')
     )
     with serving(model(tmp_path / "m", template), ["llama"]) as port:
         found = written(port, '{"name": "weather", "parameters": {"city": "Rome", "days": 1}}', tools=[WEATHER])

@@ -420,12 +420,29 @@ def test_what_would_change_the_answer_is_refused_by_name(port: int, field: dict[
 
 @pytest.mark.fault("H4")
 def test_errors_carry_a_code_and_the_field(port: int, llm: LLM) -> None:
-    status, answer, _ = call(port, "POST", "/v1/completions", {"prompt": list(range(3, 203)) * 3})
-    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    def error(path: str = "completions", **body: Any) -> tuple[int, str, str]:
+        status, answer, _ = call(port, "POST", f"/v1/{path}", body)
+        return status, answer["error"]["code"], answer["error"]["param"]
+
+    assert error(prompt=list(range(3, 203)) * 3) == (400, "context_length_exceeded", "prompt")
+    long = [{"role": "user", "content": "hello " * 600}]
+    assert error("chat/completions", messages=long) == (400, "context_length_exceeded", "messages")
+    assert error("chat/completions", messages=[{"role": "user"}]) == (400, "invalid_value", "messages")
+    assert error("chat/completions") == (400, "missing_required_parameter", "messages")
+    assert error() == (400, "missing_required_parameter", "prompt")
+    assert error(prompt="x", n="1") == (400, "invalid_type", "n")
+    assert error(prompt="x", nn=1) == (400, "unknown_parameter", "nn")
+    assert error(prompt="x", use_beam_search=True) == (400, "unsupported_parameter", "use_beam_search")
+    assert error(prompt="x", suffix="y") == (400, "unsupported_value", "suffix")
+    assert error(prompt="x", logit_bias={"9999": 1}) == (400, "invalid_value", "logit_bias")
+    assert error(prompt="x", stop_token_ids=[9999]) == (400, "invalid_value", "stop_token_ids")
+    assert error(prompt=[9999]) == (400, "invalid_value", "prompt")
+    assert call(port, "GET", "/nowhere")[1]["error"]["code"] == "not_found"
+    assert call(port, "PUT", "/v1/completions")[1]["error"]["code"] == "method_not_allowed"
     status, answer, _ = call(port, "POST", "/v1/completions", {"prompt": "x", "model": "gpt"})
     assert (status, answer["error"]["code"], answer["error"]["param"]) == (404, "model_not_found", "model")
     status, answer, _ = call(port, "POST", "/v1/completions", {"prompt": "x", "temperature": -1})
-    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, None, "temperature")
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_value", "temperature")
     assert call(port, "GET", "/v1/models/tiny")[1]["id"] == "tiny"
     assert call(port, "GET", "/v1/models/gpt")[1]["error"]["code"] == "model_not_found"
     with serving(llm, ["owner/name"], api_key="k") as port:
@@ -526,5 +543,6 @@ def test_clients_are_told_that_the_server_ends(tiny_folder: Callable[..., Path],
     else:
         assert status == 503
     assert told["error"] == {
-        "message": "the server is shutting down", "type": "server_error", "param": None, "code": None,
+        "message": "the server is shutting down", "type": "server_error", "param": None,
+        "code": "service_unavailable",
     }  # fmt: skip

@@ -135,7 +135,13 @@ def test_bad_bodies_are_refused(port: int, path: str, body: Any, status: int, me
     got, answer, _ = call(port, "POST", path, body)
     assert got == status
     assert message in answer["error"]["message"]
-    assert answer["error"]["code"] == ("model_not_found" if status == 404 else None)
+    codes = {
+        "not JSON": "invalid_json", "is a JSON": "invalid_type", "missing": "missing_required_parameter",
+        "empty": "invalid_value", "not served": "model_not_found", "unknown field": "unknown_parameter",
+    }  # fmt: skip
+    assert answer["error"]["code"] == next(code for words, code in codes.items() if words in message)
+    field = re.search("sequences?|model", message)
+    assert answer["error"]["param"] == (None if field is None else field[0])
     assert answer["error"]["type"] == "invalid_request_error"
 
 

@@ -124,25 +124,27 @@ def decode(raw: bytes, fields: type[T], ignored: Collection[str] = (), refused: 
             _check_names([name for name, value in values.items() if value is not None], fields, ignored, refused or {})
         return msgspec.convert(values, fields)
     except msgspec.ValidationError as error:
-        message, param = _explained(str(error))
-        raise RequestError(400, message, param=param) from None
+        raise _explained(str(error)) from None
     except ValueError as error:
-        raise RequestError(400, f"the body is not JSON: {error}") from None
+        raise RequestError(400, f"the body is not JSON: {error}", code="invalid_json") from None
     except RecursionError:
-        raise RequestError(400, "the body is not JSON that can be read: its lists and objects lie too deep") from None
+        message = "the body is not JSON that can be read: its lists and objects lie too deep"
+        raise RequestError(400, message, code="invalid_json") from None
 
 
-def _explained(message: str) -> tuple[str, str | None]:
-    """msgspec's message in our words, and the field that it is about."""
+def _explained(message: str) -> RequestError:
+    """msgspec's message in our words, with the field that it is about."""
     problem, _, path = message.partition(" - at `")
     path = path.rstrip("`").removeprefix("$").removeprefix(".")
     where = path or "the body"
     param = re.split(r"[.\[]", path)[0] or None
     found = re.fullmatch(r"Expected `(.*)`, got `(.*)`", problem)
     if found is None:
-        return f"{where}: {problem}", param
+        code = "unknown_parameter" if "unknown field" in problem else None
+        return RequestError(400, f"{where}: {problem}", code=code, param=param)
     expected = [WORDS.get(word, word) for word in found[1].split(" | ") if word != "null"]
-    return f"{where} is a JSON {KINDS.get(found[2], found[2])}; expected {' or '.join(expected)}", param
+    told = f"{where} is a JSON {KINDS.get(found[2], found[2])}; expected {' or '.join(expected)}"
+    return RequestError(400, told, code="invalid_type", param=param)
 
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -159,7 +161,8 @@ def _check_names(
         if name not in fields.__struct_fields__ and name not in ignored:
             why = refused.get(name)
             message = f"unknown field {name!r:.80}" if why is None else f"{name} is not supported here: {why}"
-            raise RequestError(400, message, param=name[:80])
+            code = "unknown_parameter" if why is None else "unsupported_parameter"
+            raise RequestError(400, message, code=code, param=name[:80])
 
 
 def _check_size(raw: bytes, max_values: int) -> None:

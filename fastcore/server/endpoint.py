@@ -24,6 +24,8 @@ THREADS = 64  # requests at work at once; more wait for their turn
 T = TypeVar("T")
 F = TypeVar("F", bound=msgspec.Struct)
 
+SUBJECTS = ("prompt", "messages", "input", "sequences", "query", "tokens")  # fields that hold what a model reads
+
 
 @dataclass(frozen=True)
 class Handler(Generic[F]):
@@ -37,6 +39,12 @@ class Handler(Generic[F]):
     answer: Callable[[Any, Request, F, str], Awaitable[ASGIApp]]
     ignored: Collection[str] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
+
+    def field_of(self, message: str) -> str | None:
+        """The field that an error of the model is about: its message begins with it, or it is what the model reads."""
+        names = self.fields.__struct_fields__
+        first = message.partition(" ")[0].rstrip(":")
+        return first if first in names else next((name for name in SUBJECTS if name in names), None)
 
 
 class Service(Protocol):
@@ -115,7 +123,7 @@ class Endpoint:
             try:
                 response = await self._stopping.answered(lambda: self._answer(request, held))
             except Exception as error:
-                response = error_response(request_error(error))
+                response = error_response(request_error(error, self._handler.field_of))
             await response(scope, receive, send)
 
     async def _answer(self, request: Request, held: ExitStack) -> ASGIApp:

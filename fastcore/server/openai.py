@@ -175,7 +175,7 @@ def _only(name: str, value: Any, *supported: Any) -> None:
     if not any(value == each and type(value) is type(each) for each in supported):
         allowed = [each for each in supported if each not in (None, "")]
         rest = f", other than {' or '.join(map(str, allowed))}" if allowed else ""
-        raise RequestError(400, f"{name} is not supported here{rest}", param=name)
+        raise RequestError(400, f"{name} is not supported here{rest}", code="unsupported_value", param=name)
 
 
 async def _chunks(steps: StepThread, answer: Answer, include_usage: bool) -> AsyncGenerator[bytes, None]:

@@ -197,7 +197,9 @@ def prompts(
     """A list of prompts: strings or lists of token ids, which the model checks."""
     if value is None or value == []:
         what = "missing" if value is None else "empty"
-        raise RequestError(400, f"{name} is {what}; expected a text, token ids, or a list of either", param=name)
+        message = f"{name} is {what}; expected a text, token ids, or a list of either"
+        code = "missing_required_parameter" if value is None else None
+        raise RequestError(400, message, code=code, param=name)
     if isinstance(value, str):
         value = [value]
     elif any(isinstance(item, int) for item in value):

@@ -117,8 +117,9 @@ class PiiService:
     def _texts(self, fields: ScoringFields) -> list[str]:
         texts = fields.sequences
         if not texts:
-            what = "missing" if texts is None else "empty"
-            raise RequestError(400, f"sequences is {what}; expected a list of one or more texts", param="sequences")
+            what, code = ("missing", "missing_required_parameter") if texts is None else ("empty", None)
+            message = f"sequences is {what}; expected a list of one or more texts"
+            raise RequestError(400, message, code=code, param="sequences")
         if len(texts) > self._limits.max_texts:
             message = f"sequences has {len(texts)} texts; expected at most {self._limits.max_texts}"
             raise RequestError(400, message, param="sequences")

@@ -69,7 +69,8 @@ async def detokenize(service: _Reads, http: Request, fields: DetokenizeFields, m
     """{"tokens": ids} -> {"prompt": text}, special tokens written out."""
     ids = fields.tokens
     if ids is None:
-        raise RequestError(400, "tokens is missing; expected a list of token ids", param="tokens")
+        message = "tokens is missing; expected a list of token ids"
+        raise RequestError(400, message, code="missing_required_parameter", param="tokens")
 
     def work() -> Response:
         tokenizer = service.tokenizer
