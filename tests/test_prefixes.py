@@ -4,7 +4,10 @@ import gc
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +15,13 @@ from tiny import make_prompt
 
 from fastcore import LLM, SamplingParams
 from fastcore._kernels import BLOCK_TOKENS, HeldBlocks, KVBlocks
+from fastcore.engine import scheduler as planner
+from fastcore.engine.completion import Completion
 from fastcore.engine.prefixes import PrefixCache
+from fastcore.engine.request import Request
+from fastcore.engine.sampling import Sampler
+from fastcore.engine.state import Piece
+from fastcore.model.model import Model
 
 PURE = ("qwen2", "llama", "qwen3")
 
@@ -68,11 +77,11 @@ def test_the_next_turn_reads_only_what_is_new(tiny_folder: Callable[..., Path]) 
     assert is_whole(llm)
 
 
-@pytest.mark.parametrize("options", [{"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, None])
-def test_models_whose_state_is_of_one_length_share_nothing(
-    tiny_folder: Callable[..., Path], options: dict[str, object] | None
+@pytest.mark.parametrize("family", ["llama", "falcon_h1"])
+def test_keys_that_follow_the_length_of_the_prompt_are_not_shared(
+    tiny_folder: Callable[..., Path], family: str
 ) -> None:
-    folder = tiny_folder("falcon_h1") if options is None else tiny_folder("llama", **options)
+    folder = tiny_folder(family, rope_scaling={"rope_type": "dynamic", "factor": 2.0})
     llm, prompt = LLM(folder, num_threads=1), make_prompt(100)
     first, second = (llm.generate([prompt], max_tokens=4)[0] for _ in range(2))
     assert (second.token_ids, second.usage.cached_tokens) == (first.token_ids, 0)
@@ -109,6 +118,112 @@ def test_threads_that_share_a_prefix_get_their_own_results(tiny_folder: Callable
     for thread in threads:
         thread.join()
     assert found == {i: [tokens] * 5 for i, tokens in enumerate(expected)}
+    assert is_whole(llm)
+
+
+# ---------------------------------------------------------------- recurrent states
+
+# Of several blocks.
+WIDE_STATE = {"mamba_d_state": 100, "mamba_d_head": 24, "mamba_d_ssm": 144}
+
+
+def test_a_state_is_kept_where_others_may_go_on(tiny_folder: Callable[..., Path]) -> None:
+    """Before the end of a prompt, farther before it, where two texts parted, and as a text grows."""
+    llm = LLM(tiny_folder("falcon_h1"), num_threads=1)
+    plain = LLM(tiny_folder("falcon_h1"), num_threads=1, prefix_cache=False)
+    base = make_prompt(300)
+
+    def cached(prompt: list[int], max_tokens: int = 3) -> int:
+        options = SamplingParams(max_tokens=max_tokens, ignore_eos=True, logprobs=2)
+        found, expected = (each.generate([prompt], options)[0] for each in (llm, plain))
+        assert (found.token_ids, found.logprobs) == (expected.token_ids, expected.logprobs)
+        return found.usage.cached_tokens
+
+    assert cached(base) == 0
+    assert cached(base) == 288
+    assert cached([*base, *make_prompt(9)]) == 288
+    assert cached(base[:280]) == 160  # of the states that the first left, after 160 and 288
+    assert [cached([*base[:200], *make_prompt(40, seed=seed)]) for seed in (1, 2, 3)] == [160, 192, 192]
+    assert [cached([*base[:100], *make_prompt(20, seed=seed)]) for seed in (1, 2, 3)] == [0, 96, 96]
+    text = make_prompt(50, seed=5)
+    for turn in range(4):
+        done = llm.generate([text], SamplingParams(max_tokens=70, ignore_eos=True))[0]
+        assert done.usage.cached_tokens == (0 if turn == 0 else (len(text) - 8) // BLOCK_TOKENS * BLOCK_TOKENS)
+        text = [*text, *done.token_ids, *make_prompt(7, seed=turn)]
+    context = make_prompt(80, seed=6)
+    for continuation in ([5], [6, 7], [8, 9, 10]):
+        assert llm.loglikelihood(context, continuation) == plain.loglikelihood(context, continuation)
+    assert cached([*context, 5]) == 64
+    assert is_whole(llm)
+
+
+def complete(llm: LLM, options: SamplingParams, prompt: list[int]) -> tuple[Completion, tuple[float, bool]]:
+    done = llm.generate([prompt], options)[0]
+    return done, llm.loglikelihood(prompt, done.token_ids)
+
+
+@pytest.mark.parametrize(("seed", "num_blocks"), [(0, 30), (1, 80), (2, 1000)])
+def test_random_conversations_over_a_recurrent_state(
+    tiny_folder: Callable[..., Path], seed: int, num_blocks: int
+) -> None:
+    """Texts that begin as earlier ones and go on otherwise, by threads that share a pool: the bits of a model alone."""
+    plain = LLM(tiny_folder("falcon_h1", **WIDE_STATE), num_threads=1, prefix_cache=False)
+    size = num_blocks * plain.pool.block_bytes
+    llm = LLM(tiny_folder("falcon_h1", **WIDE_STATE), num_threads=1, kv_cache_bytes=size)
+    assert plain.pool.state_blocks > 3
+    rng = np.random.default_rng(seed)
+    texts, hits = [make_prompt(250, seed=seed)], 0
+    for _ in range(4):
+        prompts = []
+        for _ in range(4):
+            start = texts[rng.integers(len(texts))]
+            prompts.append([*start[: rng.integers(1, len(start))], *make_prompt(int(rng.integers(1, 40)))])
+        options = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.5, seed=seed, logprobs=1)
+        expected = [plain.generate([prompt], options)[0] for prompt in prompts]
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(partial(complete, llm, options), prompts))
+        for prompt, (done, score), alone in zip(prompts, found, expected, strict=True):
+            assert (done.token_ids, done.logprobs) == (alone.token_ids, alone.logprobs)
+            assert score == plain.loglikelihood(prompt, alone.token_ids)
+            assert done.usage.cached_tokens % BLOCK_TOKENS == 0
+            hits += done.usage.cached_tokens
+        assert is_whole(llm)
+        texts += [[*prompt, *each.token_ids] for prompt, each in zip(prompts, expected, strict=True)]
+    assert hits > 0 or num_blocks < 1000
+
+
+def test_a_step_that_was_interrupted_writes_no_shared_block(
+    tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state is lost, so that all runs again, in blocks of its own."""
+    llm = LLM(tiny_folder("falcon_h1"), num_threads=1)
+    prompt = make_prompt(100)
+    expected = llm.generate([prompt], max_tokens=4)[0].token_ids
+    run, shared = planner.run_step, list[set[int]]()
+
+    def interrupted(model: Model, pieces: list[Piece], **options: Any) -> None:
+        run(model, pieces, **options)
+        shared.append(set(pieces[0].sequence.blocks))
+        pieces[0].sequence.rewind(0)
+        shared.append(set(pieces[0].sequence.blocks))
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    stream = llm.stream(prompt, max_tokens=4)
+    monkeypatch.setattr(planner, "run_step", interrupted)
+    other = Request((9, 8), SamplingParams(), Sampler(SamplingParams(), 300, [9, 8], ()), 1, frozenset())
+    request, _ = llm._request(prompt, SamplingParams(max_tokens=4), 0)
+    llm._scheduler.submit([request, other])
+    with pytest.raises(KeyboardInterrupt):
+        llm._scheduler.step()
+    assert request.cached_tokens == 96
+    assert len(shared[0]) == 4
+    assert shared[1] == set()
+    for _ in llm._scheduler.run([request]):
+        pass
+    assert request.token_ids == expected
+    assert [token_id for chunk in stream for token_id in chunk.token_ids] == expected
+    llm._scheduler.abort([other])
     assert is_whole(llm)
 
 
@@ -166,13 +281,13 @@ def test_the_longest_unused_goes_first_and_of_one_text_the_last_block() -> None:
         cache.keep(text, held.numbers)
         del held
     assert (kv.num_free, cache.num_idle) == (2, 6)
-    first = cache.find(texts[0], 1000)
-    assert (first, cache.find(texts[0], 2 * BLOCK_TOKENS + 1)) == ([0, 1, 2], [0, 1])
+    first = cache.find(texts[0], 1000).blocks
+    assert (first, cache.find(texts[0], 2 * BLOCK_TOKENS + 1).blocks) == ([0, 1, 2], [0, 1])
     cache.make_room(4)
-    assert (len(cache.find(texts[1], 1000)), len(cache.find(texts[0], 1000))) == (1, 3)
+    assert (len(cache.find(texts[1], 1000).blocks), len(cache.find(texts[0], 1000).blocks)) == (1, 3)
     user = HeldBlocks(kv)
-    user.share(cache.find(texts[0], 1000))
+    user.share(cache.find(texts[0], 1000).blocks)
     cache.make_room(8)
     assert (kv.num_free, cache.num_idle) == (5, 0)  # what is in use stays, and stays known
-    assert cache.find(texts[0], 1000) == user.numbers
-    assert cache.find([9] * 100, 1000) == []
+    assert cache.find(texts[0], 1000).blocks == user.numbers
+    assert cache.find([9] * 100, 1000) == ([], None, 0)

@@ -16,7 +16,7 @@ from fastcore.engine import scheduler as planner
 from fastcore.engine.completion import Completion
 from fastcore.engine.drafts import Drafts
 from fastcore.engine.state import Piece
-from fastcore.models import Model
+from fastcore.model.model import Model
 
 SENTENCE = " Alice is in the capital of France and the world is"
 PARAMS = [

@@ -25,6 +25,7 @@ SHARED_ROWS = 128  # of prompts in a step of several callers: bounds how long on
 MAX_RUNNING = 128  # sequences that share steps
 MAX_RUNNING_EACH = 96  # of one caller, which leaves places for others
 LOGIT_BYTES = 1 << 27  # of outputs that a step may write
+KEPT_BEFORE = (0, 4, 16, 64)  # blocks before the first wanted output, after which recurrent states are kept
 CLOSED = "this model is closed; open it again to use it"
 WAIT_SECONDS = 0.001  # between looks for blocks that somebody holds outside the queue
 
@@ -60,8 +61,8 @@ class Scheduler:
     def __init__(self, model: Model, pool: StatePool, num_threads: int, prefix_cache: bool = True) -> None:
         """prefix_cache: share what earlier works have computed of the same tokens, where the model allows it."""
         config = model.config
-        # Recurrent state is that of one length; dynamic keys follow the prompt's; in one piece each sees what follows.
-        shareable = not pool.state_blocks and config.rope.rope_type != "dynamic" and not config.is_token_classifier
+        # Dynamic keys follow the prompt's length; in one piece each token sees what follows.
+        shareable = config.rope.rope_type != "dynamic" and not config.is_token_classifier
         self._prefixes = pool.prefixes if prefix_cache and shareable else None
         self.model = model
         self.pool = pool
@@ -215,6 +216,20 @@ class Scheduler:
             count = work.sequence.length // BLOCK_TOKENS
             self._prefixes.keep(work.tokens(0, count * BLOCK_TOKENS), work.sequence.blocks[:count])
 
+    def _keep_state(self, work: Work) -> None:
+        """Let later works go on from here, if it is a place for that: of those beyond the prompt, the last one."""
+        sequence = work.sequence
+        if self._prefixes is None or sequence is None or sequence.state is None or not sequence.length:
+            return
+        length, is_new = sequence.length, sequence.length > len(work.prompt_token_ids)
+        if length in work.kept_at or (is_new and length % BLOCK_TOKENS == 0):
+            blocks = sequence.blocks[: length // BLOCK_TOKENS]
+            key = self._prefixes.keep_state(work.tokens(0, length), blocks, sequence.state)
+            if is_new:
+                if work.kept_last is not None and work.kept_last != key:
+                    self._prefixes.drop_state(work.kept_last)
+                work.kept_last = key
+
     def _admit(self) -> None:
         """Start waiting works, in order, while all that they have to run fits; none overtakes one that does not yet.
 
@@ -237,11 +252,14 @@ class Scheduler:
     def _new_state(self, work: Work) -> SequenceState | None:
         """With blocks for all there is to run, and what is cached of it; None if they are not free."""
         sequence = SequenceState(self.pool, prompt_length=len(work.prompt_token_ids))
-        if self._prefixes is not None:
-            sequence.begin_with(self._prefixes.find(work.tokens(0, work.num_tokens), work.first_output))
-        if work.started is None:
-            work.cached_tokens = sequence.length
         try:
+            if self._prefixes is not None:
+                shared = self._prefixes.find(work.tokens(0, work.num_tokens), work.first_output)
+                sequence.begin_with(shared)
+                if self.pool.state_blocks:
+                    work.kept_at = _kept_at(work.first_output, shared.num_known)
+            if work.started is None:
+                work.cached_tokens = sequence.length
             sequence.reserve(work.num_tokens)
         except CacheFullError:
             return None
@@ -273,6 +291,8 @@ class Scheduler:
                 count = most
             else:
                 count = min(most, max(0, first - start) + outputs_room)
+                if work.kept_at:
+                    count = min([count, *(length - start for length in work.kept_at if length > start)])
             if count <= 0:
                 continue
             tokens = work.tokens(start, start + count)
@@ -366,6 +386,8 @@ class Scheduler:
                 taken, row = taken + 1, rows.stop
                 if lengths[taken - 1] < len(work.prompt_token_ids) == piece.sequence.length:
                     self._keep(work)  # now, so that those who wait share a prompt while this one goes on
+                if self.pool.state_blocks:
+                    self._keep_state(work)
         except BaseException:  # other threads' works take the step again
             for (_, piece), length in zip(plan[taken:], lengths[taken:], strict=True):
                 piece.sequence.rewind(length)
@@ -415,3 +437,13 @@ class Scheduler:
 def _gave_up(caller: Caller) -> bool:
     """Whether its next work has run before."""
     return bool(caller.waiting) and caller.waiting[0].started is not None
+
+
+def _kept_at(first_output: int, num_known: int) -> list[int]:
+    """Where recurrent states are kept for texts that begin alike: at the ends of blocks, as steps have to end there.
+
+    Before the first wanted output, where the next turn of a chat goes on; ever farther before it, as another text may
+    end in more of its own; and where texts are seen to part, after num_known blocks.
+    """
+    end = first_output // BLOCK_TOKENS
+    return sorted({at * BLOCK_TOKENS for at in (num_known, *(end - far for far in KEPT_BEFORE)) if at > 0})

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcore._kernels import BLOCK_TOKENS, HeldBlocks, KVBlocks, Workspace
-from fastcore.engine.prefixes import PrefixCache
+from fastcore.engine.prefixes import PrefixCache, Shared, copy_blocks
 from fastcore.errors import CacheFullError
 from fastcore.model.model import Model
 
@@ -40,7 +40,7 @@ class StatePool:
         self.state_blocks = -(-model.program.state_bytes // self.block_bytes)
         self.num_blocks = max(1 + self.state_blocks, min(MAX_BLOCKS, max_bytes // self.block_bytes))
         self.kv = KVBlocks(layers, config.num_key_value_heads, config.head_dim, kv_dtype, self.num_blocks)
-        self.prefixes = PrefixCache(self.kv, self.num_blocks // PREFIX_SHARE)
+        self.prefixes = PrefixCache(self.kv, self.num_blocks // PREFIX_SHARE, self.state_blocks)
         self.workspace = Workspace()
 
     @property
@@ -90,10 +90,18 @@ class SequenceState:
         """First block of the recurrent state after `length` positions, where the model has such."""
         return self._state.numbers[0] if self._state.numbers else None
 
-    def begin_with(self, blocks: list[int]) -> None:
-        """Start after the positions of blocks that others have written, and share them."""
-        self._blocks.share(blocks)
-        self.length = len(blocks) * BLOCK_TOKENS
+    def begin_with(self, shared: Shared) -> None:
+        """Start after the positions of blocks that others have written, and share them; of their state take a copy.
+
+        CacheFullError where there is no room for that; the sequence is then of no use.
+        """
+        self._blocks.share(shared.blocks)
+        if shared.state is not None:
+            held = HeldBlocks(self.pool.kv)  # while room is made for its copy
+            held.share(list(range(shared.state, shared.state + self.pool.state_blocks)))
+            self._reserve_state()
+            copy_blocks(self.pool.kv, shared.state, self._state.numbers[0], self.pool.state_blocks)
+        self.length = len(shared.blocks) * BLOCK_TOKENS
 
     def reserve(self, num_positions: int) -> None:
         """Take blocks for positions up to num_positions; CacheFullError leaves it as it was."""
@@ -101,16 +109,27 @@ class SequenceState:
         if missing > 0:
             self.pool.has_free(missing)
             self._blocks.take(missing)
-        if self.pool.state_blocks and self.state is None:
+        try:
+            self._reserve_state()
+        except CacheFullError:
+            self._blocks.give_back(max(0, missing))
+            raise
+
+    def _reserve_state(self) -> None:
+        while self.pool.state_blocks and not self._state.numbers:
             try:
                 self._state.take_run(self.pool.state_blocks)
-            except CacheFullError:
-                self._blocks.give_back(max(0, missing))
-                raise
+            except CacheFullError:  # blocks may be free and yet no run of them
+                if not self.pool.prefixes.drop_one():
+                    raise
 
     def rewind(self, length: int) -> None:
-        """Go back to an earlier length. A recurrent state cannot: it is then that of no tokens."""
-        self.length = 0 if self._state.numbers else length
+        """Go back to an earlier length. A recurrent state cannot: it is then that of no tokens, and blocks go back."""
+        if not self.pool.state_blocks:
+            self.length = length
+            return
+        self.length = 0
+        self._blocks.give_back(len(self._blocks.numbers))  # they may be shared, and are to be written again
 
     def free(self) -> None:
         self.length = self.prompt_length = 0
@@ -129,12 +148,10 @@ class SequenceState:
             raise ValueError("the snapshot is of another pool")
         self.reserve(snapshot.length)
         self.length = 0
-        held = self.pool.kv.memory.reshape(self.pool.num_blocks, -1)
         for to, of in zip(self.blocks, snapshot.blocks[: -(-snapshot.length // BLOCK_TOKENS)], strict=False):
-            held[to] = held[of]
+            copy_blocks(self.pool.kv, of, to, 1)
         if snapshot.length and self.state is not None and snapshot.state is not None:
-            size = self.pool.state_blocks
-            held[self.state : self.state + size] = held[snapshot.state : snapshot.state + size]
+            copy_blocks(self.pool.kv, snapshot.state, self.state, self.pool.state_blocks)
         self.length, self.prompt_length = snapshot.length, snapshot.prompt_length
 
     def __enter__(self) -> "SequenceState":

@@ -34,6 +34,8 @@ class Work(ABC):
     error: Exception | None = field(default=None, init=False)
     sequence: SequenceState | None = field(default=None, init=False)
     cached_tokens: int = field(default=0, init=False)  # that were not computed again
+    kept_at: Sequence[int] = field(default=(), init=False)  # lengths after which its recurrent state is kept for others
+    kept_last: bytes | None = field(default=None, init=False)  # by what the one of a length beyond the prompt is found
     started: float | None = field(default=None, init=False)  # perf_counter when it first got state
     finished: float | None = field(default=None, init=False)
 
