@@ -20,8 +20,9 @@ FLAGS = {
     "thread": "-fsanitize=thread -fno-omit-frame-pointer -g1",
 }
 OPTIONS = {
-    # The interpreter keeps memory until it ends. NumPy asks for sizes that no machine has, and expects a refusal.
-    "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:abort_on_error=1",
+    # The interpreter keeps memory until it ends. NumPy asks for sizes that no machine has, and expects a refusal. Fresh pages
+    # stay zeros, as tests/separate_memory.py expects.
+    "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:max_malloc_fill_size=0",
     "UBSAN_OPTIONS": "print_stacktrace=1",
     # The interpreter and NumPy are not instrumented: what they do in memory is not judged, how they meet is seen.
     "TSAN_OPTIONS": "ignore_noninstrumented_modules=1:halt_on_error=1:report_signal_unsafe=0",
@@ -68,7 +69,6 @@ def run(kind: str, folder: Path, *command: str) -> int:
     library = {"address": "libasan.so", "thread": "libtsan.so"}[kind]
     done = subprocess.run([*compiler, f"-print-file-name={library}"], capture_output=True, text=True, check=True)
     environment = os.environ | OPTIONS | {"LD_PRELOAD": done.stdout.strip(), "PYTHONPATH": str(folder)}
-    environment["PYTHONMALLOC"] = "malloc"
     suppressions = folder / "suppressions"
     suppressions.write_text(SUPPRESSIONS)
     for name in OPTIONS:  # reports go to files: pytest holds back what a process says that is ended

