@@ -20,8 +20,8 @@ FLAGS = {
     "thread": "-fsanitize=thread -fno-omit-frame-pointer -g1",
 }
 OPTIONS = {
-    # The interpreter keeps memory until it ends. NumPy asks for sizes that no machine has, and expects a refusal. Fresh pages
-    # stay zeros, as tests/separate_memory.py expects.
+    # The interpreter keeps memory until it ends. NumPy asks for sizes that no machine has, and expects a refusal.
+    # Fresh pages stay zeros, as tests/separate_memory.py expects.
     "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:max_malloc_fill_size=0",
     "UBSAN_OPTIONS": "print_stacktrace=1",
     # The interpreter and NumPy are not instrumented: what they do in memory is not judged, how they meet is seen.

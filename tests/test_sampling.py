@@ -393,6 +393,11 @@ WRONG = {
     "prompt_logprobs": [-1, False],
     "logit_bias": [{1: NAN}, {1: INF}, {"1": 1.0}, {-1: 1.0}, {1: "2"}, {True: 1.0}, [1], "x"],
     "n": [0, -1, 1.0, True, None],
+    "json_schema": ["{", 3, [1], "[1]"],
+    "regex": ["", 3],
+    "grammar": ["", 3],
+    "choice": [[], "ab", [1], [""], 3],
+    "speculate": ["x", 3, True],
 }
 
 
