@@ -190,13 +190,13 @@ class _Response:
         progress = self.answer.job.progress[0]
         return self.answer.form.read(progress.text, progress.finish_reason is not None)
 
-    def items(self, reply: Reply, status: str) -> list[Item]:
-        """Thoughts, the message, calls: those that there are, in this order."""
+    def items(self, reply: Reply, status: str, is_whole: bool) -> list[Item]:
+        """Thoughts, the message, calls: those that there are, in this order. A whole one has some message or call."""
         items: list[Item] = []
         if reply.reasoning:
             thoughts = {"type": "reasoning_text", "text": reply.reasoning}
             items.append({"id": f"rs_{self.key}", "type": "reasoning", "summary": [], "content": [thoughts]})
-        if reply.content or not reply.calls:
+        if reply.content or (is_whole and not reply.calls):
             said = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": []}
             items.append({"id": f"msg_{self.key}", "type": "message", "role": "assistant", "content": [said]})
         for i, call in enumerate(reply.calls):
@@ -209,7 +209,7 @@ class _Response:
         status = "incomplete" if is_cut else "completed"
         return self.object(
             status,
-            output=self.items(self.reply(), status),
+            output=self.items(self.reply(), status, True),
             usage=self.usage(),
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
         )
@@ -349,7 +349,7 @@ async def _events(service: OpenAIService, response: _Response) -> AsyncGenerator
                 reply, is_whole = response.reply(), job.progress[0].finish_reason is not None
                 if is_whole or any(reply):
                     status = "incomplete" if job.progress[0].finish_reason == "length" else "completed"
-                    for data in writer.update(response.items(reply, status), is_whole):
+                    for data in writer.update(response.items(reply, status, is_whole), is_whole):
                         yield data
         whole = response.whole()
         yield writer.event(f"response.{whole['status']}", response=whole)
