@@ -56,6 +56,25 @@ def test_texts_fit_the_schema(llm: LLM) -> None:
     assert llm.generate(PROMPT, params.replace(json_schema=json.dumps(PERSON)))[0].text == replies[0].text
 
 
+def test_a_discriminator_tells_parts_apart(llm: LLM) -> None:
+    """As pydantic writes unions. Without it, parts of `oneOf` that may overlap are refused."""
+    parts = {
+        kind: {
+            "type": "object",
+            "properties": {"kind": {"const": kind}},
+            "required": ["kind"],
+            "additionalProperties": False,
+        }
+        for kind in ("a", "b")
+    }
+    schema: dict[str, Any] = {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": parts}
+    with pytest.raises(GrammarError, match="oneOf"):
+        llm.generate(PROMPT, json_schema=schema)
+    schema["discriminator"] = {"propertyName": "kind"}
+    texts = {llm.generate(PROMPT, json_schema=schema, temperature=1.0, seed=seed).text for seed in range(9)}
+    assert {json.loads(text)["kind"] for text in texts} == {"a", "b"}
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_texts_match_the_regex(llm: LLM, temperature: float) -> None:
     pattern = "(yes|no), [a-f]{3}-[0-9]{2,4}é?"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Constraint", "Grammars", "json_rule"]
 
 KEPT = 32  # compiled grammars
+VALUES = ("const", "enum", "default", "examples")  # of a schema, which are no schemas
 MAX_MESSAGE = 500  # characters of what the compiler says
 # Between the tokens of a JSON text; bounded, so that a model that likes spaces does not write them for ever.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
@@ -28,7 +29,25 @@ WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 
 def json_rule(schema: Mapping[str, Any]) -> str:
     """What stands for a JSON text of this schema in a Lark grammar."""
-    return f"%json {json.dumps({'x-guidance': {'whitespace_pattern': WHITESPACE}, **schema})}"
+    return f"%json {json.dumps({'x-guidance': {'whitespace_pattern': WHITESPACE}, **_told_apart(schema)})}"
+
+
+def _told_apart(schema: Any) -> Any:
+    """The schema with `anyOf` for each `oneOf` whose discriminator tells its parts apart: one fits at most."""
+    if isinstance(schema, list):
+        return [_told_apart(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    walked = {key: part if key in VALUES else _told_apart(part) for key, part in schema.items()}
+    discriminator = walked.get("discriminator")
+    if (
+        "oneOf" in walked
+        and "anyOf" not in walked
+        and isinstance(discriminator, dict)
+        and "propertyName" in discriminator
+    ):
+        walked["anyOf"] = walked.pop("oneOf")
+    return walked
 
 
 class Grammars:
@@ -55,7 +74,8 @@ class Grammars:
         from llguidance import LLMatcher
 
         if kind == "json_schema":
-            grammar = LLMatcher.grammar_from_json_schema(source, defaults={"whitespace_pattern": WHITESPACE})
+            schema = _told_apart(json.loads(source))
+            grammar = LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": WHITESPACE})
         elif kind == "regex":
             grammar = LLMatcher.grammar_from_regex(source)
         elif kind == "choice":
