@@ -119,25 +119,76 @@ static void range_of(const float *values, int n, float *least, float *most)
     *most += zero;
 }
 
-static int nearest(float x, int low, int high) { return x > (float)low ? x < (float)high ? (int)rintf(x) : high : low; }
+/* The searches below take groups of 32, filled up with zeros, as eight vectors; sums have a fixed order. */
+enum { VECTORS = FC_GROUP / 4 };
+typedef float f32x4 __attribute__((vector_size(16)));
+typedef int32_t i32x4 __attribute__((vector_size(16)));
 
+static inline f32x4 either(i32x4 mask, f32x4 a, f32x4 b) { return (f32x4)((mask & (i32x4)a) | (~mask & (i32x4)b)); }
+static inline float sum_of(f32x4 x) { return (x[0] + x[2]) + (x[1] + x[3]); }
+
+/* q = the nearest integer to (x - least) / step, ties to even, in [low, high]; low where that is NaN. Returns the sum of squared errors
+ * of those with weight 1; the others have 0. */
+static inline float quantize(const f32x4 *x, const f32x4 *weight, float least, float step, float low, float high, f32x4 *q)
+{
+    const float even = 12582912.0f; /* 1.5 * 2^23, from where on floats are whole */
+    const f32x4 lows = {low, low, low, low}, highs = {high, high, high, high};
+    float inverse = step > 0.0f ? 1.0f / step : 0.0f;
+    f32x4 squares = {0};
+    for (int i = 0; i < VECTORS; i++) {
+        f32x4 t = (x[i] - least) * inverse;
+        t = either(t > lows, t, lows);
+        t = either(t < highs, t, highs);
+        q[i] = (t + even) - even;
+        f32x4 off = (q[i] * step + least - x[i]) * weight[i];
+        squares += off * off;
+    }
+    return sum_of(squares);
+}
+
+/* The first `count` values of a group, and weights of 1 for them. */
+static void fill(f32x4 *x, f32x4 *weight, const float *values, int count)
+{
+    float one[FC_GROUP] = {0};
+    for (int i = 0; i < count; i++) {
+        one[i] = 1.0f;
+    }
+    memset(x, 0, FC_GROUP * sizeof(float));
+    memcpy(x, values, (size_t)count * sizeof(float));
+    memcpy(weight, one, sizeof one);
+}
+
+/* The largest number becomes 127, 126 ... or 120, whichever makes the least error: coarser steps may lie better. */
 static void pack_int8(void *blocks, int lane, const float *values, int n)
 {
+    enum { STEPS = 8 };
     uint8_t *block = (uint8_t *)blocks;
     for (; n > 0; n -= FC_GROUP, values += FC_GROUP, block += INT8_SCALES + 32) {
         int count = n < FC_GROUP ? n : FC_GROUP;
-        float least, most;
+        f32x4 x[VECTORS], weight[VECTORS], q[VECTORS], tried[VECTORS];
+        float least, most, best = 0.0f;
+        fill(x, weight, values, count);
         range_of(values, count, &least, &most);
         float size = most > -least ? most : -least;
-        uint16_t scale = fc_float_to_half(size < 127.0f * 65504.0f ? size / 127.0f : size == size ? 65504.0f : size);
-        if (fc_half_to_float(scale) * 127.5f < size) { /* what rounds down among subnormal halves would cut the largest
-                   off */
-            scale += scale < 0x7bff;
+        uint16_t scale = 0;
+        for (int i = 0; i < STEPS; i++) {
+            float target = (float)(127 - i);
+            uint16_t half = fc_float_to_half(size < 127.0f * 65504.0f ? size / target
+                                             : size == size && i == 0 ? 65504.0f
+                                                                      : size);
+            if (fc_half_to_float(half) * 127.5f <
+                size) { /* what rounds down among subnormal halves would cut the largest off */
+                half += half < 0x7bff;
+            }
+            float error = quantize(x, weight, 0.0f, fc_half_to_float(half), -127.0f, 127.0f, tried);
+            if (i == 0 || error < best) {
+                best = error;
+                scale = half;
+                memcpy(q, tried, sizeof q);
+            }
         }
-        float step = fc_half_to_float(scale), inverse = step > 0.0f ? 1.0f / step : 0.0f;
-        for (int i = 0; i < count; i++) {
-            int q = nearest(values[i] * inverse, -127, 127);
-            ((int8_t *)block)[i / 4 * 64 + lane * 4 + i % 4] = (int8_t)q;
+        for (int i = 0; i < FC_GROUP; i++) {
+            ((int8_t *)block)[i / 4 * 64 + lane * 4 + i % 4] = (int8_t)q[i / 4][i % 4];
         }
         halves_of(block, INT8_SCALES)[lane] = scale;
     }
@@ -189,57 +240,57 @@ static int keep_int8(void *blocks, int lane, const void *elements, int n)
     return beyond;
 }
 
-/* q for this scale and minimum; returns the sum of squared errors. */
-static float quantize_int4(const float *values, int n, float scale, float least, uint8_t *q)
-{
-    float error = 0.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-    for (int i = 0; i < n; i++) {
-        q[i] = (uint8_t)nearest((values[i] - least) * inverse, 0, 15);
-        float off = (float)q[i] * scale + least - values[i];
-        error += off * off;
-    }
-    return error;
-}
-
+/* From the whole range in 15, 16 or 17 steps on: the line through the values that the last q fit best, as long as it gets better. */
 static void pack_int4(void *blocks, int lane, const float *values, int n)
 {
+    enum { STARTS = 3, ROUNDS = 6 };
     uint8_t *block = (uint8_t *)blocks;
     for (; n > 0; n -= FC_GROUP, values += FC_GROUP, block += INT4_MINIMA + 32) {
         int count = n < FC_GROUP ? n : FC_GROUP;
+        f32x4 x[VECTORS], weight[VECTORS], q[VECTORS] = {{0}}, tried[VECTORS], all = {0};
         float least, most, best = INFINITY;
+        fill(x, weight, values, count);
         range_of(values, count, &least, &most);
-        uint8_t q[FC_GROUP] = {0}, tried[FC_GROUP];
-        float scale = (most - least) / 15.0f, minimum = least;
-        uint16_t best_scale = fc_float_to_half(scale), best_minimum = fc_float_to_half(minimum);
-        /* From the whole range on: the line through the values that the last q fit best, as long as it gets better. */
-        for (int i = 0; i < 8; i++) {
-            uint16_t halves[2] = {fc_float_to_half(scale), fc_float_to_half(minimum)};
-            float error = quantize_int4(values, count, fc_half_to_float(halves[0]), fc_half_to_float(halves[1]), tried);
-            if (!(error < best)) {
-                break;
-            }
-            best = error;
-            memcpy(q, tried, sizeof q);
-            best_scale = halves[0];
-            best_minimum = halves[1];
-            float sum_q = 0.0f, sum_qq = 0.0f, sum_v = 0.0f, sum_qv = 0.0f;
-            for (int j = 0; j < count; j++) {
-                float qj = (float)q[j];
-                sum_q += qj;
-                sum_qq += qj * qj;
-                sum_v += values[j];
-                sum_qv += qj * values[j];
-            }
-            float spread = (float)count * sum_qq - sum_q * sum_q;
-            if (!(spread > 0.0f)) {
-                break;
-            }
-            scale = ((float)count * sum_qv - sum_q * sum_v) / spread;
-            minimum = (sum_v - scale * sum_q) / (float)count;
+        uint16_t best_scale = fc_float_to_half((most - least) / 15.0f), best_minimum = fc_float_to_half(least);
+        for (int i = 0; i < VECTORS; i++) {
+            all += x[i];
         }
-        for (int i = 0; i < count; i++) {
-            uint8_t *at = block + i % 16 / 4 * 64 + lane * 4 + i % 4;
-            *at = i < 16 ? (uint8_t)((*at & 0xf0) | q[i]) : (uint8_t)((*at & 0x0f) | q[i] << 4);
+        float sum_x = sum_of(all);
+        for (int start = 0; start < STARTS; start++) {
+            float scale = (most - least) / (float)(15 + start), last = INFINITY;
+            float minimum = least - 0.5f * (float)start * scale;
+            for (int round = 0; round < ROUNDS; round++) {
+                uint16_t halves[2] = {fc_float_to_half(scale), fc_float_to_half(minimum)};
+                float error = quantize(x, weight, fc_half_to_float(halves[1]), fc_half_to_float(halves[0]), 0.0f, 15.0f, tried);
+                if (!(error < last)) {
+                    break;
+                }
+                last = error;
+                if (error < best) {
+                    best = error;
+                    memcpy(q, tried, sizeof q);
+                    best_scale = halves[0];
+                    best_minimum = halves[1];
+                }
+                f32x4 first = {0}, second = {0}, product = {0};
+                for (int i = 0; i < VECTORS; i++) {
+                    f32x4 counted = tried[i] * weight[i];
+                    first += counted;
+                    second += counted * counted;
+                    product += counted * x[i];
+                }
+                float sum_q = sum_of(first), sum_qq = sum_of(second), sum_qx = sum_of(product);
+                float spread = (float)count * sum_qq - sum_q * sum_q;
+                if (!(spread > 0.0f)) {
+                    break;
+                }
+                scale = ((float)count * sum_qx - sum_q * sum_x) / spread;
+                minimum = (sum_x - scale * sum_q) / (float)count;
+            }
+        }
+        for (int i = 0; i < FC_GROUP / 2; i++) {
+            int low = (int)q[i / 4][i % 4], high = i + 16 < count ? (int)q[4 + i / 4][i % 4] : 0;
+            block[i / 4 * 64 + lane * 4 + i % 4] = (uint8_t)((i < count ? low : 0) | high << 4);
         }
         halves_of(block, INT4_SCALES)[lane] = best_scale;
         halves_of(block, INT4_MINIMA)[lane] = best_minimum;

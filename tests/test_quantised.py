@@ -79,16 +79,22 @@ def run_linear(x: np.ndarray, linear: PackedLinear, num_threads: int = 1, **opti
 
 
 @pytest.mark.parametrize("rows", [1, 16, 19])
-def test_int8_rounds_by_the_largest_of_each_group(rows: int, awkward_size: int) -> None:
+def test_int8_takes_the_best_of_eight_steps(rows: int, awkward_size: int) -> None:
+    """The largest of a group becomes 127 to 120; the rest is rounded by that step."""
     weight = normal(rows, awkward_size)
     linear = packed(weight, "int8", num_threads=2)
     groups = in_groups(weight)
-    scale = (np.abs(groups).max(-1) / np.float32(127)).astype(np.float16).astype(np.float32)
-    expected = np.rint(groups * (np.float32(1) / scale)[..., None]).clip(-127, 127)
+    steps = (np.abs(groups).max(-1)[..., None] / np.arange(127, 119, -1, dtype=np.float32)).astype(np.float16)
+    steps = steps.astype(np.float32)
+    tried = np.rint(groups[:, :, None] * (np.float32(1) / steps)[..., None]).clip(-127, 127)
+    errors = ((tried * steps[..., None].astype(np.float64) - groups[:, :, None]) ** 2).sum(-1)
     q, scales, _ = decoded(linear)
-    assert np.array_equal(scales, scale)
-    assert np.array_equal(q, expected)
-    values = (expected * scale[..., None]).reshape(rows, -1)[:, :awkward_size]
+    chosen = (steps == scales[..., None]).argmax(-1)
+    assert np.array_equal(np.take_along_axis(steps, chosen[..., None], -1)[..., 0], scales)
+    assert np.array_equal(np.take_along_axis(tried, chosen[..., None, None], 2)[:, :, 0], q)
+    found = np.take_along_axis(errors, chosen[..., None], -1)[..., 0]
+    assert (found <= errors.min(-1) * (1 + tolerances.LINEAR)).all()
+    values = (q * scales[..., None]).reshape(rows, -1)[:, :awkward_size]
     assert np.array_equal(np.stack([linear.row(r) for r in range(rows)]), values)
 
 

@@ -21,6 +21,7 @@ __all__ = ["DTYPES", "LinearMap", "PackedMaps", "Weights"]
 _STORED = {name.upper(): name for name in _kernels.STORED_AS}  # a tensor's dtype -> ours
 DTYPES = ("auto", *_kernels.DTYPES)
 SHARED_BYTES = 4 << 20  # threads share larger tensors; over smaller ones they wait longer than they work
+QUANTIZED_BYTES = SHARED_BYTES // 16  # the same, where numbers are not moved but quantised
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +218,8 @@ class Weights:
         first, stride = 0, 16 * len(linear.tensors) if linear.in_turns else 16
         for tensor in linear.tensors:
             array = tensor.array
-            threads = self._num_threads if array.nbytes >= SHARED_BYTES else 1
+            least = QUANTIZED_BYTES if dtype in ("int8", "int4") else SHARED_BYTES
+            threads = self._num_threads if array.nbytes >= least else 1
             try:
                 packed.pack(array, _STORED[tensor.dtype], first, stride, threads)
             except ValueError as error:
