@@ -96,12 +96,12 @@ def test_the_file_is_plain_safetensors(packed: Any) -> None:
         maps = json.loads(metadata["maps"])
         q, k, v = (f"model.layers.0.self_attn.{kind}_proj.weight" for kind in "qkv")
         qkv = maps["model.layers.0.self_attn.q_proj.panels"]
-        assert qkv == {"dtype": "int4", "in_features": 40, "in_turns": False, "rows": {q: 40, k: 20, v: 20}}
+        assert qkv == {"dtype": "int8", "in_features": 40, "in_turns": False, "rows": {q: 40, k: 20, v: 20}}
         gate_up = maps["model.layers.1.mlp.gate_proj.panels"]
         assert gate_up["in_turns"]
         assert list(gate_up["rows"].values()) == [72, 72]
         panels = file.get_tensor("model.layers.0.self_attn.q_proj.panels")
-        assert panels.shape == (5 * 2 * 320,)
+        assert panels.shape == (5 * 2 * 544,)
         assert file.get_slice("model.norm.weight").get_shape() == [40]
 
 
@@ -397,7 +397,7 @@ def change(metadata: dict[str, str], name: str, changed: Callable[[dict[str, Any
     metadata[name] = json.dumps(value)
 
 
-QKV = "model.layers.0.self_attn.q_proj.panels"
+OUT = "model.layers.0.self_attn.o_proj.panels"
 UP = "model.layers.0.mlp.gate_proj.panels"
 
 
@@ -423,16 +423,16 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, str]], object], str]] = {
     "no maps": (lambda m: m.pop("maps"), "maps is missing from the header"),
     "maps are no JSON": (lambda m: m.update(maps="{"), "maps is not valid JSON"),
     "another layout": (layouts(int8="00000000"), "int8 panels are laid out as"),
-    "an unknown dtype": (of_map(QKV, dtype="int3"), 'q_proj.panels.dtype is "int3"'),
-    "another dtype": (of_map(QKV, dtype="bf16"), "bf16 panels are laid out as None"),
-    "other rows": (rows(QKV, x=32), "expected U8 .* for 112 rows"),
-    "negative rows": (of_map(QKV, rows={"x": -1}), "numbers of rows from 1"),
+    "an unknown dtype": (of_map(OUT, dtype="int3"), 'o_proj.panels.dtype is "int3"'),
+    "another dtype": (of_map(OUT, dtype="f16"), "f16 panels are laid out as None"),
+    "other rows": (rows(OUT, x=32), "expected U8 .* for 72 rows"),
+    "negative rows": (of_map(OUT, rows={"x": -1}), "numbers of rows from 1"),
     "uneven turns": (rows(UP, x=3), "equal numbers"),
-    "other columns": (of_map(QKV, in_features=400), "are U8 .*; expected U8"),
-    "no columns": (of_map(QKV, in_features=None), "in_features is missing"),
-    "a map less": (maps(lambda given: given.pop(QKV)), "is not described by the header"),
-    "a map that is no object": (maps(lambda given: given.update({QKV: 3})), "expected an object"),
-    "no such panels": (maps(lambda given: given.update({"a.panels": given[QKV]})), "missing from the file"),
+    "other columns": (of_map(OUT, in_features=400), "are U8 .*; expected U8"),
+    "no columns": (of_map(OUT, in_features=None), "in_features is missing"),
+    "a map less": (maps(lambda given: given.pop(OUT)), "is not described by the header"),
+    "a map that is no object": (maps(lambda given: given.update({OUT: 3})), "expected an object"),
+    "no such panels": (maps(lambda given: given.update({"a.panels": given[OUT]})), "missing from the file"),
 }
 
 
@@ -448,8 +448,8 @@ def test_damaged_headers(what: str, packed: Any) -> None:
 
 def test_a_tensor_in_two_maps(packed: Any) -> None:
     header, data = parts(packed("llama", "int8"))
-    rows = json.loads(header["__metadata__"]["maps"])[QKV]["rows"]
-    other = "model.layers.1.self_attn.q_proj.panels"
+    rows = json.loads(header["__metadata__"]["maps"])[OUT]["rows"]
+    other = "model.layers.1.self_attn.o_proj.panels"
     change(header["__metadata__"], "maps", lambda maps: maps[other].update(rows=rows))
     with pytest.raises(CheckpointError, match="is in two maps"):
         read(header, data)

@@ -12,6 +12,7 @@ from steps import OpList, normal, run_rows
 
 from fastcore import LLM, _kernels
 from fastcore._kernels import PackedLinear
+from fastcore.model.recipes import recipe_dtype
 
 GROUP = 32
 DTYPES = ("int8", "int4")
@@ -265,3 +266,14 @@ def test_a_model_loads_quantised(dtype: str, tiny_folder: Callable[..., Path]) -
     exact = LLM(folder, num_threads=1).logits(token_ids)
     error = np.sqrt(np.square(whole - exact).mean()) / exact.std()
     assert 0 < error < tolerances.QUANTISED_LOGITS[dtype]
+
+
+def test_the_recipe() -> None:
+    """Rows of the table: by name, by the width of a map, and whatever else its tensors are fused with."""
+    q, head = "model.layers.3.self_attn.q_proj.weight", "lm_head.weight"
+    assert recipe_dtype("int8", [q], 768) == "bf16"
+    assert recipe_dtype("int8", [q], 769) == "int8"
+    assert recipe_dtype("int8", [head], 64) == "int8"
+    assert recipe_dtype("int4", [head], 64) == recipe_dtype("int4", ["x.o_proj.weight", q], 64) == "int8"
+    assert recipe_dtype("int4", ["model.layers.3.mlp.down_proj.weight"], 64) == "int4"
+    assert recipe_dtype("f16", [q], 64) == "f16"

@@ -8,7 +8,7 @@ import ctypes
 import json
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,11 @@ def peers_of(path: Path, num_threads: int) -> list[tuple[str, Callable[[], Runne
 class LlamaCpp:
     """llama.cpp, as llama-cpp-python builds it. Flash attention stays off, its faster setting on CPUs.
 
-    path: a .gguf file, taken as it is, or a folder whose weights are written to one.
+    path: a .gguf file, taken as it is, or a folder whose weights are written to one; quantised by llama.cpp itself
+    where `file_type` names one of its types (Q8_0, Q4_K_M ...).
     """
 
-    def __init__(self, path: Path, num_threads: int) -> None:
+    def __init__(self, path: Path, num_threads: int, file_type: str | None = None) -> None:
         try:
             import llama_cpp
         except ImportError:
@@ -55,6 +56,8 @@ class LlamaCpp:
         llama_cpp.llama_log_set(_NO_LOG, ctypes.c_void_p(0))
         with tempfile.TemporaryDirectory(prefix="fastcore-") as folder:
             file = path if path.suffix == ".gguf" else write_gguf(path, Path(folder) / "model.gguf")
+            if file_type is not None:
+                file = _quantised(llama_cpp, file, Path(folder) / "quantised.gguf", file_type, num_threads)
             parameters = llama_cpp.llama_model_default_params()
             # the file stays readable after its name is gone
             self._model = llama_cpp.llama_model_load_from_file(str(file).encode(), parameters)
@@ -92,20 +95,28 @@ class LlamaCpp:
             self._pass(token_ids[:, first : first + rows], first + rows >= count)
         self._api.llama_synchronize(self._context)
 
-    def _pass(self, token_ids: NDArray[np.int32], is_last: bool) -> None:
+    def _pass(self, token_ids: NDArray[np.int32], is_last: bool, all_rows: bool = False) -> None:
         batch, self._rows, i = self._batch, [], 0
         for sequence, row in enumerate(token_ids.tolist()):
             for token in row:
-                batch.token[i], batch.pos[i], batch.logits[i] = token, self._sequences[sequence], False
+                batch.token[i], batch.pos[i], batch.logits[i] = token, self._sequences[sequence], all_rows
                 batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
                 self._sequences[sequence] += 1
                 i += 1
             if is_last:
                 batch.logits[i - 1] = True
-                self._rows.append(i - 1)
+                self._rows += range(i - len(row) if all_rows else i - 1, i)
         batch.n_tokens = i
         if code := self._api.llama_decode(self._context, batch):
             raise RuntimeError(f"llama.cpp failed with code {code}")
+
+    def every_logits(self, token_ids: Sequence[int], rows: int) -> Iterator[NDArray[np.float32]]:
+        """The logits after each token of a new sequence, f32 [up to `rows`, vocab_size] at a time."""
+        self.start(1, len(token_ids))
+        for first in range(0, len(token_ids), rows):
+            part = np.array([token_ids[first : first + rows]], np.int32)
+            self._pass(part, True, all_rows=True)
+            yield self.logits()
 
     def logits(self) -> NDArray[np.float32]:
         rows = (self._api.llama_get_logits_ith(self._context, row) for row in self._rows)
@@ -129,6 +140,15 @@ class LlamaCpp:
             self._api.llama_batch_free(self._batch)
             self._api.llama_free(self._context)
             self._context = None
+
+
+def _quantised(api: Any, file: Path, to: Path, file_type: str, num_threads: int) -> Path:
+    parameters = api.llama_model_quantize_default_params()
+    parameters.ftype = getattr(api, f"LLAMA_FTYPE_MOSTLY_{file_type}")
+    parameters.nthread = num_threads
+    if api.llama_model_quantize(str(file).encode(), str(to).encode(), ctypes.byref(parameters)):
+        raise UnsupportedModelError(f"llama.cpp cannot write {file.name} as {file_type}")
+    return to
 
 
 _NO_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, data: None)

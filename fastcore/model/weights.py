@@ -66,10 +66,13 @@ class LinearMap:
         return len(rows) * -(-rows[0] // 16) * 16 if self.in_turns else sum(rows)
 
     def packed_dtype(self, dtype: str) -> str:
-        """What it is packed as in a model loaded as `dtype`: "auto" is the tensors' own."""
-        if self.dtype is not None or dtype != "auto":
-            return self.dtype or recipe_dtype(dtype, self.names)
-        return self.tensors[0].auto_dtype
+        """What it is packed as in a model loaded as `dtype`: "auto" is the tensors' own; what is stored so stays."""
+        if self.dtype is not None:
+            return self.dtype
+        stored = {tensor.auto_dtype for tensor in self.tensors}
+        if dtype == "auto" or stored == {dtype}:
+            return self.tensors[0].auto_dtype
+        return recipe_dtype(dtype, self.names, self.in_features)
 
     def packed_bytes(self, dtype: str) -> int:
         return packed_bytes(self.out_features, self.in_features, self.packed_dtype(dtype))

@@ -18,7 +18,17 @@ from fastcore.models import Model, load_model
 from fastcore.quantization.sample_text import SAMPLE_RECORDS, SAMPLE_TEXT
 from fastcore.text.tokenizer import Tokenizer
 
-__all__ = ["Bounds", "Figures", "Text", "measure_classifier", "measure_language_model"]
+__all__ = [
+    "ROWS",
+    "Bounds",
+    "Figures",
+    "Text",
+    "kl_divergence",
+    "log_softmax",
+    "logits_of",
+    "measure_classifier",
+    "measure_language_model",
+]
 
 MAX_TOKENS = 8192  # of a text; what follows is not read
 WINDOW = 2048  # tokens that are scored together
@@ -119,9 +129,9 @@ def _compare(
     divergences, same, losses = [], [], [[], []]  # type: ignore[var-annotated]
     for start in range(0, len(ids), window):
         part, position = ids[start : start + window], 0
-        for rows in zip(*(_logits(model, part, num_threads) for model in models), strict=True):
-            scores = [_log_softmax(each) for each in rows]
-            divergences.append(_kl(*scores))
+        for rows in zip(*(logits_of(model, part, num_threads) for model in models), strict=True):
+            scores = [log_softmax(each) for each in rows]
+            divergences.append(kl_divergence(*scores))
             same.append(rows[0].argmax(-1) == rows[1].argmax(-1))
             following = part[position + 1 : position + 1 + len(rows[0])]
             for loss, score in zip(losses, scores, strict=True):
@@ -137,7 +147,7 @@ def _sequence(model: Model, num_tokens: int) -> SequenceState:
     return SequenceState(StatePool(model, blocks * smallest.block_bytes), prompt_length=num_tokens)
 
 
-def _logits(model: Model, ids: Sequence[int], num_threads: int) -> Iterator[Array]:
+def logits_of(model: Model, ids: Sequence[int], num_threads: int) -> Iterator[Array]:
     """The logits after each token, ROWS at a time."""
     with _sequence(model, len(ids)) as sequence:
         for first in range(0, len(ids), ROWS):
@@ -149,13 +159,14 @@ def _logits(model: Model, ids: Sequence[int], num_threads: int) -> Iterator[Arra
             yield logits
 
 
-def _log_softmax(logits: Array) -> Array:
+def log_softmax(logits: Array) -> Array:
+    """Log-probabilities of each row."""
     shifted = logits - logits.max(-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True, dtype=np.float64)).astype(np.float32)
     return shifted
 
 
-def _kl(expected: Array, found: Array) -> NDArray[np.float64]:
+def kl_divergence(expected: Array, found: Array) -> NDArray[np.float64]:
     """Of log-probabilities [rows, n], in nats a row; rounding may leave a zero slightly below it."""
     total: NDArray[np.float64] = (np.exp(expected) * (expected - found)).sum(-1, dtype=np.float64)
     return np.maximum(total, 0.0)
@@ -209,7 +220,7 @@ def measure_classifier(
         spans.append({span for i, each in enumerate(model(lines)) for span in _spans(i, each)})
     if not all(np.isfinite(each).all() for each in scores):
         raise NonFiniteError("a model's scores are not finite, and nothing can be compared")
-    kl = _kl(*(_log_softmax(each) for each in scores))
+    kl = kl_divergence(*(log_softmax(each) for each in scores))
     found = len(spans[0]) + len(spans[1])
     return Figures(
         text=text.name,
