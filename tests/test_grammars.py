@@ -223,3 +223,11 @@ def test_a_mask_leaves_the_allowed_logits(size: int) -> None:
     assert (out == np.where(allowed, logits, -np.inf)).all()
     with pytest.raises(ValueError, match="logits into"):
         mask_logits(logits, np.zeros(words.size + 1, np.uint32), out)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_guessed_tokens_keep_to_the_grammar(llm: LLM, temperature: float) -> None:
+    grammar = 'start: ("hello my name is " | "hello")+ "."'
+    params = SamplingParams(temperature=temperature, seed=4, grammar=grammar, max_tokens=60)
+    prompt = "hello my name is hello my name is hello my name is "
+    assert llm.generate(prompt, params, speculate="ngram").token_ids == llm.generate(prompt, params).token_ids

@@ -55,6 +55,15 @@ CASES = [
         False, False, TAGGED, '<tool_call>\n{"name": "weather", "arguments": {"city": "Par',  # cut off by max_tokens
         Reply(calls=(ToolCall("weather", '{"city": "Par'),)),
     ),
+    (
+        False, False, TAGGED, '<tool_call>\n{"name": "weather", "arguments": {"city": "</tool_call><tool_call>"}}\n'
+        '</tool_call>\n<tool_call>{"name": "now"}</tool_call>',  # tags in a string
+        Reply(calls=(ToolCall("weather", '{"city": "</tool_call><tool_call>"}'), ToolCall("now", "{}"))),
+    ),
+    (
+        False, False, TAGGED, '<tool_call>{"name": "now", "arguments": {"a<tool_call>{"name": "now"}</tool_call>',
+        Reply(calls=(ToolCall("now", '{"a'), ToolCall("now", "{}"))),
+    ),
     (False, False, TAGGED, "<tool_call>nonsense</tool_call>", Reply(content="<tool_call>nonsense</tool_call>")),
     (False, False, TAGGED, "<tool_call>[1, 2]</tool_call>", Reply(content="<tool_call>[1, 2]</tool_call>")),
     (False, False, LLAMA, '{"name": "weather", "parameters": {"city": "Paris"}}', Reply(calls=(PARIS,))),

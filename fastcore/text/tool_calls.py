@@ -52,22 +52,38 @@ class CallForm:
         return self._read_tagged(text, is_whole) if self.opening else _read_bare(text, is_whole, names)
 
     def _read_tagged(self, text: str, is_whole: bool) -> tuple[str, list[ToolCall]]:
-        said, *parts = text.split(self.opening)
-        if not parts:
-            return (said if is_whole else held_back(said, self.opening)), []
-        said, calls = said.rstrip(), []
-        for i, part in enumerate(parts):
-            is_last = i == len(parts) - 1
-            inner, closed, after = part.partition(self.closing)
-            is_complete = bool(closed) or is_whole or not is_last
-            found = _call(inner if is_complete else held_back(inner, self.closing))
-            if found is not None:
-                calls.append(found[0])
-            elif is_complete:  # no call after all
-                said += f"{self.opening}{inner}{closed}"
-            after = after.rstrip() if is_whole or not is_last else held_back(after, self.opening)
-            said += after if after.strip() else ""
-        return said, calls
+        """A call ends where its JSON does, in whose strings tags may stand; one that is malformed, at the next tag."""
+        said, calls, start = "", list[ToolCall](), 0
+        while (place := text.find(self.opening, start)) >= 0:
+            said += text[start:place].rstrip()
+            inner = place + len(self.opening)
+            call, end = _call(text[inner:])
+            if end is None:
+                ends = [at for tag in (self.closing, self.opening) if (at := text.find(tag, inner)) >= 0]
+                end = min(ends, default=len(text)) - inner
+                if call is not None:  # as much of it as there is
+                    part = text[inner : inner + end]
+                    call, _ = _call(
+                        part if is_whole or ends else held_back(held_back(part, self.closing), self.opening)
+                    )
+                if not is_whole:
+                    return said, calls if call is None else [*calls, call]
+            start = inner + end
+            start = self._closed(text, start)
+            if call is None:  # it is none after all
+                said += text[place:start]
+            else:
+                calls.append(call)
+        rest = text[start:]
+        if not start:
+            return (rest if is_whole else held_back(rest, self.opening)), calls
+        rest = rest.rstrip() if is_whole else held_back(held_back(rest, self.opening), self.closing)
+        return said + rest, calls
+
+    def _closed(self, text: str, start: int) -> int:
+        """Behind the closing tag that stands there, if one does."""
+        at = start + len(text[start:]) - len(text[start:].lstrip())
+        return at + len(self.closing) if text.startswith(self.closing, at) else start
 
     # ---------------------------------------------------------------- grammars
 
@@ -113,26 +129,25 @@ _TAIL = re.compile(r"\s*\}")
 _DECODER = json.JSONDecoder()
 
 
-def _call(text: str) -> tuple[ToolCall, int] | None:
-    """The call that a text begins with, or as much of it as there is, and where it ends; None where there is none."""
+def _call(text: str) -> tuple[ToolCall | None, int | None]:
+    """The call that a text begins with, or as much of it as there is, and where it ends if it does."""
     head = _HEAD.match(text)
-    if head is not None:
+    if head is None:
         try:
-            name = json.loads(head[1])
-        except ValueError:
-            return None
-        try:
-            _, end = _DECODER.raw_decode(text, head.end())
+            value, end = _DECODER.raw_decode(text, len(text) - len(text.lstrip()))
         except (ValueError, RecursionError):
-            return ToolCall(name, text[head.end() :].rstrip()), len(text)
-        tail = _TAIL.match(text, end)
-        return ToolCall(name, text[head.end() : end]), end if tail is None else tail.end()
+            return None, None
+        return _as_call(value), end
     try:
-        value, end = _DECODER.raw_decode(text, len(text) - len(text.lstrip()))
+        name = json.loads(head[1])
+    except ValueError:
+        return None, None
+    try:
+        _, end = _DECODER.raw_decode(text, head.end())
     except (ValueError, RecursionError):
-        return None
-    call = _as_call(value)
-    return None if call is None else (call, end)
+        return ToolCall(name, text[head.end() :].rstrip()), None
+    tail = _TAIL.match(text, end)
+    return ToolCall(name, text[head.end() : end]), end if tail is None else tail.end()
 
 
 def _as_call(value: Any) -> ToolCall | None:
@@ -152,17 +167,18 @@ def _read_bare(text: str, is_whole: bool, names: Collection[str]) -> tuple[str, 
     if text[start] == "[":  # a list of calls, which shows what it is at its end
         calls = _listed(text[start:], names) if is_whole else []
         return ("", calls) if calls or not is_whole else (text, [])
-    calls, found = [], None
+    calls = list[ToolCall]()
+    may_be_call = False
     while text.startswith("{", start):
-        found = _call(text[start:])
-        if found is None or found[0].name not in names:
+        call, end = _call(text[start:])
+        may_be_call = call is None and end is None and not is_whole
+        if call is None or call.name not in names:
             break
-        calls.append(found[0])
-        start += found[1]
+        calls.append(call)
+        start = len(text) if end is None else start + end
         start += len(text[start:]) - len(text[start:].lstrip(" \n\t\r;,"))
-    is_open = text.startswith("{", start) and found is None and not is_whole  # it may become one more
     said = text[start:] if calls else text
-    return ("" if is_open else said if is_whole else said.rstrip()), calls
+    return ("" if may_be_call else said if is_whole else said.rstrip()), calls
 
 
 def _listed(text: str, names: Collection[str]) -> list[ToolCall]:
