@@ -50,6 +50,9 @@ WORDS = [
 SPECIAL = ["<|bos|>", "<|im_end|>"]
 
 
+PADDED = 4000  # an id that only the model's head has
+
+
 def with_decoder(decoder) -> Tokenizer:
     vocab = {word: i for i, word in enumerate([*WORDS, "<unk>"])}
     backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
@@ -57,7 +60,7 @@ def with_decoder(decoder) -> Tokenizer:
     if decoder is not None:
         backend.decoder = decoder
     backend.add_special_tokens(SPECIAL)
-    return Tokenizer(backend)
+    return Tokenizer(backend, num_rows=PADDED + 1)
 
 
 @pytest.fixture(params=DECODERS)
@@ -72,7 +75,7 @@ def tokenizer(name: str) -> Tokenizer:
 
 def random_ids(tokenizer: Tokenizer, rng: random.Random, longest: int = 24) -> list[int]:
     usual, special = list(range(len(WORDS))), sorted(tokenizer.special_ids)
-    pools = [usual, usual, usual[:8], [usual[WORDS.index("▁")], usual[WORDS.index("a")]], special, [4000]]
+    pools = [usual, usual, usual[:8], [usual[WORDS.index("▁")], usual[WORDS.index("a")]], special, [PADDED]]
     return [rng.choice(rng.choice(pools)) for _ in range(rng.randint(0, longest))]
 
 

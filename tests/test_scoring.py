@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -192,8 +193,13 @@ def test_a_small_cache_runs_texts_one_after_another(tiny_folder, model_type: str
     assert np.array_equal(llm.embed(texts), whole.embed(texts))
 
 
-def test_progress_is_shown_when_asked_for(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_shown_when_asked_for(
+    llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = make_prompt(40)
+    llm.perplexity(ids, progress=True)
+    assert capsys.readouterr().err == ""  # no place for a bar
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert llm.perplexity(ids, progress=True) == llm.perplexity(ids)
     assert "39/39" in capsys.readouterr().err
     llm.perplexity(ids)
