@@ -466,7 +466,7 @@ def make_gguf_tokenizer(rng: random.Random) -> bytes:
 def read_gguf_tokenizer(case: bytes) -> None:
     tokenizer = Tokenizer.of(open_gguf(case))
     if tokenizer is not None:
-        ids = tokenizer.encode("a b ab")
+        ids = [token_id for token_id in tokenizer.encode("a b ab") if token_id < tokenizer.vocab_size]
         decoder = tokenizer.decoder()
         assert "".join(map(decoder.push, ids)) + decoder.finish() == tokenizer.decode(ids)
 
@@ -563,7 +563,8 @@ def read_tokenizer_files(case: bytes) -> None:
     for name, content in json.loads(case).items():
         (home / name).write_bytes(content.encode("latin-1"))
     tokenizer = Tokenizer.from_folder(home)
-    ids = tokenizer.encode("a b ab")
+    # a file may put ids in front that no token has
+    ids = [token_id for token_id in tokenizer.encode("a b ab") if token_id < tokenizer.vocab_size]
     assert isinstance(tokenizer.decode(ids), str)
 
 
