@@ -15,10 +15,10 @@ static const float *source_rows(fc_check *c, fc_source source, const float *x, i
 
 static void check_gemm(fc_check *c, fc_dtype dtype)
 {
-    enum { MOST_ROWS = 14, MOST_PANELS = 9, LEAST_K = 45, MOST_K = 101 };
-    int row_step = c->thorough ? 1 : 3;
+    enum { MOST_ROWS = 19, MOST_PANELS = 9, LEAST_K = 45, MOST_K = 157 };
+    int row_step = c->thorough ? 1 : 6, panel_step = c->thorough ? 1 : 5;
     float acc[MOST_ROWS * MOST_PANELS * 16];
-    for (int k = LEAST_K; k <= MOST_K; k += c->thorough ? 28 : MOST_K) {
+    for (int k = LEAST_K; k <= MOST_K; k += c->thorough ? 56 : MOST_K) {
         c->restart(c);
         float *x = floats(c, (size_t)(MOST_ROWS * k), 1.0f), *w = floats(c, (size_t)(MOST_PANELS * 16 * k), 1.0f);
         uint8_t *panels = (uint8_t *)zeroed(c, fc_packed_bytes(MOST_PANELS * 16, k, dtype) + 64);
@@ -27,7 +27,7 @@ static void check_gemm(fc_check *c, fc_dtype dtype)
         fc_pack_rows(panels, dtype, k, w, FC_F32, MOST_PANELS * 16, 0, 16, 1);
         add(c, panels, fc_packed_bytes(MOST_PANELS * 16, k, dtype));
         for (int rows = 1; rows <= MOST_ROWS; rows += row_step) {
-            for (int count = 1; count <= MOST_PANELS; count += 2 * row_step - 1) {
+            for (int count = 1; count <= MOST_PANELS; count += panel_step) {
                 memset(acc, 0, sizeof acc);
                 c->kernels->gemm[dtype](source, ld, rows, panels, count, k, acc, MOST_PANELS * 16);
                 add_floats(c, acc, sizeof acc / sizeof acc[0]);

@@ -17,9 +17,11 @@ static const struct {
     {"avx2", fc_cpu_has_avx2, &fc_kernels_avx2},
     {"avx512", fc_cpu_has_avx512, &fc_kernels_avx512},
     {"avx512vnni", fc_cpu_has_avx512vnni, &fc_kernels_avx512vnni},
+    {"avx512amx", fc_cpu_has_avx512amx, &fc_kernels_avx512amx},
 #elif defined(__aarch64__)
     {"neon", always, &fc_kernels_neon},
     {"neondot", fc_cpu_has_neondot, &fc_kernels_neondot},
+    {"neoni8mm", fc_cpu_has_neoni8mm, &fc_kernels_neoni8mm},
 #endif
 };
 

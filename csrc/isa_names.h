@@ -17,5 +17,5 @@
 #if defined(__clang__)
 #define FC_UNROLL _Pragma("clang loop unroll(full)")
 #else
-#define FC_UNROLL _Pragma("GCC unroll 8")
+#define FC_UNROLL _Pragma("GCC unroll 16")
 #endif

@@ -101,9 +101,9 @@ static inline size_t fc_attention_scratch_floats(int head_dim)
 
 extern const fc_kernels fc_kernels_scalar;
 #if defined(__x86_64__) || defined(_M_X64)
-extern const fc_kernels fc_kernels_avx2, fc_kernels_avx512, fc_kernels_avx512vnni;
+extern const fc_kernels fc_kernels_avx2, fc_kernels_avx512, fc_kernels_avx512vnni, fc_kernels_avx512amx;
 #elif defined(__aarch64__)
-extern const fc_kernels fc_kernels_neon, fc_kernels_neondot;
+extern const fc_kernels fc_kernels_neon, fc_kernels_neondot, fc_kernels_neoni8mm;
 #endif
 
 /* The table in use. Each read may see another: a step reads it once. */

@@ -5,6 +5,9 @@
  *   d8_sum(d8)                    their sums, as floats (exact)
  * and the same for int4, where w4_load(p, quad) takes a quad of nibbles. FC_QUANTISED_ROWS rows fit its registers.
  *
+ * A set with a matrix unit has FC_MATRIX_ROWS and, for so many rows and a panel,
+ *   fc_matrix_begin(), fc_matrix_tile(dtype, x, ld_x, block, groups, acc, ld_acc), fc_matrix_end()
+ *
  * A tile is one panel, so that weights are read in one stream: memory gives half as much to two by turns. The rows of a tile hide
  * each other's latency, a single one that of the next groups. */
 
@@ -78,6 +81,17 @@ FC_INLINE void FC_NAME(gemm_quantised)(const int dtype, const float *x, ptrdiff_
                                        int panels, int num_k, float *acc, ptrdiff_t ld_acc)
 {
     const ptrdiff_t groups = (num_k + FC_GROUP - 1) / FC_GROUP, panel_bytes = groups * fc_block_bytes(dtype);
+#ifdef FC_MATRIX_ROWS
+    if (rows >= FC_MATRIX_ROWS) {
+        fc_matrix_begin();
+        for (; rows >= FC_MATRIX_ROWS; rows -= FC_MATRIX_ROWS, x += FC_MATRIX_ROWS * ld_x, acc += FC_MATRIX_ROWS * ld_acc) {
+            for (ptrdiff_t p = 0; p < panels; p++) {
+                fc_matrix_tile(dtype, x, ld_x, (const uint8_t *)weights + p * panel_bytes, groups, acc + p * FC_LANES, ld_acc);
+            }
+        }
+        fc_matrix_end();
+    }
+#endif
     for (int height; rows > 0; rows -= height, x += height * ld_x, acc += height * ld_acc) {
         height = FC_NAME(quantised_height)(rows);
         const uint8_t *panel = (const uint8_t *)weights;

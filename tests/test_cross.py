@@ -106,7 +106,7 @@ def test_neon_gives_the_same_bits_under_emulation(expected: dict[str, str], tmp_
     needed(NEON_COMPILER, NEON_EMULATOR)
     program = build(NEON_COMPILER, tmp_path)
     found = checksums(NEON_EMULATOR, "-L", "/usr/aarch64-linux-gnu", program)
-    assert found == {"scalar": expected, "neon": expected, "neondot": expected}
+    assert found == dict.fromkeys(["scalar", "neon", "neondot", "neoni8mm"], expected)
 
 
 # SIMDe computes the 512-bit intrinsics with 256-bit ones. It lacks the two conversions of halves.
@@ -153,6 +153,19 @@ def test_avx512_gives_the_same_bits_where_its_intrinsics_are_emulated(
     objects = [str(path) for path in native.glob("*.o") if path.stem != "isa_avx512"]
     objects.append(compile_one("cc", emulated, tmp_path, "-mavx2", "-mfma", "-mf16c", "-Wno-psabi"))
     assert checksums(link("cc", objects, tmp_path), "avx512") == {"avx512": expected}
+
+
+def test_amx_gives_the_same_bits_where_its_instructions_are_emulated(
+    native: Path, expected: dict[str, str], tmp_path: Path
+) -> None:
+    if "avx512vnni" not in _kernels.available_isas():
+        pytest.skip("what is around the tiles needs AVX-512 with VNNI")
+    emulated = tmp_path / "emulated.c"
+    emulated.write_text('#include "emulated_amx.h"\n#include "simd_avx512amx.h"\n#include "isa_quantised_tpl.h"\n')
+    objects = [str(path) for path in native.glob("*.o") if path.stem != "isa_avx512amx"]
+    flags = [*(f"-mavx512{feature}" for feature in ("vnni", "f", "bw", "vl")), "-mfma", "-mf16c", f"-I{CHECK.parent}"]
+    objects.append(compile_one("cc", emulated, tmp_path, *flags))
+    assert checksums(link("cc", objects, tmp_path), "avx512amx") == {"avx512amx": expected}
 
 
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
@@ -203,7 +216,7 @@ def test_wide_registers_are_used_behind_the_dispatch_only() -> None:
             for register in found:
                 if f"%{register}" in line:
                     found[register].add(home)
-    wide = {"isa_avx512.c", "isa_avx512vnni.c"}
+    wide = {"isa_avx512.c", "isa_avx512vnni.c", "isa_avx512amx.c"}
     assert found["zmm"] == wide
     assert found["ymm"] <= {"isa_avx2.c", *wide}
 
