@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 __all__ = ["Drafts"]
 
-ROW_COST = 0.12  # of one more row in a step, in steps of one row
+ROW_COST = 0.16  # of one more row in a step, in steps of one row
 LONGEST = 5  # guesses in a step: six rows take a third longer than one, eight twice as long
 FREE_SHARE = 0.008  # of the tokens' cost may go into guesses that do not pay
 FIRST_CREDIT, MOST_CREDIT = 0.4, 2.0
