@@ -2,7 +2,9 @@
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -281,6 +283,39 @@ def test_a_large_batch_leaves_places_for_others(model: Model) -> None:
     assert not any(each.finish_reason for each in batch)
     assert len(batch[0].token_ids) <= 5
     scheduler.abort(batch)
+
+
+def test_a_short_call_beside_a_long_one_waits_for_few_steps(
+    tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever thread runs the steps, others submit between two of them and see each of them end."""
+    llm = LLM(tiny_folder("llama"), num_threads=1)
+    run, count = planner.run_step, 0
+
+    def slow(*arguments: object, **options: object) -> None:
+        nonlocal count
+        count += 1
+        time.sleep(0.003)  # so that a thread which could go on has the time to
+        run(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(planner, "run_step", slow)
+    is_over = threading.Event()
+
+    def read() -> None:
+        with closing(llm.stream([7, 8], FOREVER)) as stream:
+            for _ in stream:
+                if is_over.is_set():
+                    break
+
+    long = threading.Thread(target=read)
+    long.start()
+    for _ in range(5):
+        before = count
+        assert len(llm.generate([[5, 6]], max_tokens=3, ignore_eos=True)[0].token_ids) == 3
+        assert count - before <= 10
+    assert long.is_alive()
+    is_over.set()
+    long.join()
 
 
 def test_outputs_of_different_kinds_take_turns(tiny_folder: Callable[..., Path]) -> None:
