@@ -299,6 +299,9 @@ class TokenClassifier(ModelHolder):
         sensitivity = self._decoding.sensitivity_bias  # of no tokens: the head at a hidden state of zeros
         if sensitivity is not None and parts:
             sensitivity = max(_mean(part[:, num_labels]) for part in parts)
+        parts.clear()
+        for passage in reading.passages:  # of a long text they take as much memory as what is made of them
+            passage.scores = None
         return TokenScores(
             text=reading.text,
             token_ids=reading.token_ids,

@@ -36,7 +36,7 @@ LIMITS: dict[str, tuple[type, str]] = {
     "max_stop": (int, "stop strings of a request (default: 16)"),
     "max_logit_bias": (int, "entries of logit_bias (default: 1024)"),
     "max_texts": (int, "texts in one request to a classifier (default: 4096)"),
-    "max_text_chars": (int, "characters of one text or prompt (default: 4000000)"),
+    "max_text_chars": (int, "characters of one text or prompt (default: 1000000)"),
     "max_scored_tokens": (int, "tokens in one answer of /v1/scoring (default: 250000)"),
 }
 RUNNING: dict[str, tuple[type, str]] = {

@@ -33,7 +33,7 @@ class RequestLimits:
     max_stop_token_ids: int = 128
     max_logit_bias: int = 1024
     max_texts: int = 4096
-    max_text_chars: int = 4_000_000
+    max_text_chars: int = 1_000_000
     max_scored_tokens: int = 250_000
 
     def __post_init__(self) -> None:
