@@ -72,7 +72,11 @@ def test_a_completion(port: int, llm: LLM) -> None:
         "prompt_tokens": expected.usage.prompt_tokens,
         "completion_tokens": expected.usage.completion_tokens,
         "total_tokens": expected.usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
+    complete(port, model="tiny", prompt=PROMPT * 5, max_tokens=1)
+    again = complete(port, model="tiny", prompt=PROMPT * 5, max_tokens=1)["usage"]
+    assert again["prompt_tokens_details"] == {"cached_tokens": (again["prompt_tokens"] - 1) // 32 * 32}
     assert (answer["object"], answer["model"]) == ("text_completion", "tiny")
     assert answer["id"].startswith("cmpl-")
 

@@ -75,11 +75,17 @@ class Answer:
     def chunk(self, choices: list[ChoiceObject]) -> dict[str, Any]:
         return self._object(self.written.chunk, choices)
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         requests = [request for request, _ in self.job.completions]
-        prompt = sum(len(request.prompt_token_ids) for request in requests[:: self.params.n])
+        prompts = requests[:: self.params.n]
+        prompt = sum(len(request.prompt_token_ids) for request in prompts)
         new = sum(progress.num_tokens for progress in self.job.progress)
-        return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": new,
+            "total_tokens": prompt + new,
+            "prompt_tokens_details": {"cached_tokens": sum(request.cached_tokens for request in prompts)},
+        }
 
     def logprobs(self, index: int, first: int, end: int) -> list[TokenLogprob] | None:
         """Of the completion's tokens from first to end, if they were asked for."""
