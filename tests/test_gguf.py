@@ -59,8 +59,9 @@ def test_a_file_computes_what_its_folder_computes(tmp_path, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_q8_0_is_what_its_values_are_in_int8(tmp_path, family):
+def test_q8_0_is_what_its_values_are_in_int8(tmp_path, family, monkeypatch):
     """Each of ggml's groups has a 127, so that quantising its values gives the same integers and scales back."""
+    monkeypatch.setattr("fastcore.model.recipes.RECIPE", ())  # of so small a model it keeps some maps as bf16
     folder = tiny_checkpoint(tmp_path / "m", family, dtype="f32", hidden_size=64, intermediate_size=96, head_dim=16)
     path = write_gguf(tmp_path / "m.gguf", folder, quantize="Q8_0")
     with open_checkpoint(path) as file:
