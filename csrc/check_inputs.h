@@ -32,11 +32,22 @@ static inline float *floats(fc_check *c, size_t n, float scale)
     return x;
 }
 
+static inline uint64_t mixed(uint64_t hash, uint64_t word)
+{
+    hash = (hash ^ word) * 1099511628211u;
+    return hash ^ hash >> 32;
+}
+
 static inline void add(fc_check *c, const void *data, size_t bytes)
 {
     const uint8_t *p = (const uint8_t *)data;
-    for (size_t i = 0; i < bytes; i++) {
-        c->hash = (c->hash ^ p[i]) * 1099511628211u;
+    uint64_t word;
+    for (; bytes >= sizeof word; p += sizeof word, bytes -= sizeof word) {
+        memcpy(&word, p, sizeof word);
+        c->hash = mixed(c->hash, word);
+    }
+    for (; bytes > 0; p++, bytes--) {
+        c->hash = mixed(c->hash, *p);
     }
 }
 

@@ -47,7 +47,16 @@ static __attribute__((constructor)) void complete_tables(void)
 
 int fc_num_isas(void) { return NUM_ISAS; }
 const char *fc_isa_name(int i) { return isas[i].name; }
-int fc_isa_usable(int i) { return isas[i].supported() && fc_reproduces(&complete[0], &complete[i]); }
+
+int fc_isa_usable(int i)
+{
+    static _Atomic signed char verdicts[NUM_ISAS]; /* 1 is yes, -1 no, 0 not known */
+    if (i > 0 && verdicts[i] == 0) {
+        verdicts[i] = isas[i].supported() && fc_reproduces(&complete[0], &complete[i]) ? 1 : -1;
+    }
+    return i == 0 || verdicts[i] > 0;
+}
+
 int fc_isa_active(void) { return (int)(fc_active - complete); }
 void fc_isa_use(int i) { fc_active = &complete[i]; }
 

@@ -36,12 +36,12 @@ _MAX_LAYERS = 4096
 
 # ---------------------------------------------------------------- instruction sets
 
-_usable = {fc_isa_name(i).decode(): i for i in range(fc_num_isas()) if fc_isa_usable(i)}
+_isas = {fc_isa_name(i).decode(): i for i in range(fc_num_isas())}
 
 
 def available_isas() -> tuple[str, ...]:
     """Instruction sets that this machine runs with the scalar bits, the best last."""
-    return tuple(_usable)
+    return tuple(name for name, i in _isas.items() if fc_isa_usable(i))
 
 
 def active_isa() -> str:
@@ -50,15 +50,14 @@ def active_isa() -> str:
 
 def use_isa(name: str) -> None:
     """Make every later call use this instruction set; not while another thread is inside a step."""
-    if name not in _usable:
-        known = [fc_isa_name(i).decode() for i in range(fc_num_isas())]
-        what = "not usable on this machine" if name in known else "unknown"
-        raise ValueError(f"instruction set {name!r} is {what}; usable here: {', '.join(_usable)}")
-    fc_isa_use(_usable[name])
+    if name not in _isas or not fc_isa_usable(_isas[name]):
+        what = "not usable on this machine" if name in _isas else "unknown"
+        raise ValueError(f"instruction set {name!r} is {what}; usable here: {', '.join(available_isas())}")
+    fc_isa_use(_isas[name])
 
 
 try:
-    use_isa(os.environ.get("FASTCORE_ISA") or list(_usable).pop())
+    use_isa(os.environ.get("FASTCORE_ISA") or next(name for name in reversed(_isas) if fc_isa_usable(_isas[name])))
 except ValueError as error:
     raise ImportError(f"FASTCORE_ISA: {error}") from None
 
