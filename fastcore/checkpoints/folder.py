@@ -11,7 +11,6 @@ from fastcore.checkpoints.fh1w_configs import builtin_config
 from fastcore.checkpoints.fields import Fields
 from fastcore.checkpoints.hf_config import parse_fields
 from fastcore.checkpoints.mapped import MappedFile, read_bytes
-from fastcore.checkpoints.quantized import METHODS, dequantized
 from fastcore.checkpoints.safetensors import missing_shards, read_weight_map
 from fastcore.checkpoints.strict_json import MAX_BYTES, read_object
 from fastcore.checkpoints.tokenizer_files import TEMPLATES_FOLDER, TOKENIZER_FILES, read_tokenizer
@@ -58,7 +57,11 @@ class FolderCheckpoint(Checkpoint):
         config = self._config_json or {}
         for name in ("quantization_config", "compression_config"):
             settings = config.get(name)
-            if isinstance(settings, Mapping) and settings.get("quant_method") in METHODS:
+            if not isinstance(settings, Mapping):
+                continue
+            from fastcore.checkpoints.quantized import METHODS, dequantized
+
+            if settings.get("quant_method") in METHODS:
                 del config[name]
                 fields = Fields(settings, str(self.folder / CONFIG_NAME), f"{name}.")
                 tensors = dequantized(tensors, fields, lambda stem: _has_bias(config, stem))

@@ -1,12 +1,13 @@
-"""Where a model name leads: a folder, a file, a named model that is fetched once, or a hub id."""
+"""Where a model name leads: a folder, a file, a named model that is fetched once, or a hub id.
+
+What fetches is imported where something may be fetched: a model on disk needs none of it.
+"""
 
 import os
 from pathlib import Path
 
 from fastcore.checkpoints.open import ModelPath, as_path
 from fastcore.errors import ModelNotFoundError
-from fastcore.sources.hub import cached_snapshot, is_hub_id, snapshot
-from fastcore.sources.named import NAMED_MODELS, pull_named
 
 __all__ = ["DEFAULT_MODEL", "pull", "resolve"]
 
@@ -27,6 +28,9 @@ def resolve(model: ModelPath | None = None, progress: bool = True) -> Path:
         raise ModelNotFoundError("the name of the model is empty; expected a folder, a file, a named model or a hub id")
     if os.path.exists(path):
         return path
+    from fastcore.sources.hub import cached_snapshot, is_hub_id, snapshot
+    from fastcore.sources.named import NAMED_MODELS
+
     if isinstance(model, str):
         if model in NAMED_MODELS:
             return pull(model, progress)
@@ -45,6 +49,9 @@ def pull(name: str, progress: bool = True) -> Path:
     stderr. Two processes may pull at once: one fetches, the other waits. Raises ModelNotFoundError when no source
     answers, CheckpointError when a file is not the one that was pinned.
     """
+    from fastcore.sources.hub import is_hub_id, snapshot
+    from fastcore.sources.named import NAMED_MODELS, pull_named
+
     if name in NAMED_MODELS:
         return pull_named(NAMED_MODELS[name], progress)
     if is_hub_id(name):
