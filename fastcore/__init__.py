@@ -52,6 +52,7 @@ _HOMES = {
     "QualityError": "errors",
     "ServerError": "errors",
     "UnsupportedModelError": "errors",
+    "WorkerError": "errors",
 }
 
 __version__ = "0.1.0"

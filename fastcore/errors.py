@@ -18,6 +18,7 @@ __all__ = [
     "QualityError",
     "ServerError",
     "UnsupportedModelError",
+    "WorkerError",
 ]
 
 
@@ -79,6 +80,10 @@ class ClosedError(Error, RuntimeError):
 
 class ModelNotFoundError(Error, FileNotFoundError):
     """No folder, file, cached model or reachable source answers to this model name."""
+
+
+class WorkerError(Error, RuntimeError):
+    """A process that was to do a part of the work ended before it was done."""
 
 
 class ServerError(Error, OSError):

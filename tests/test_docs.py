@@ -94,6 +94,9 @@ def folder(tmp_path: Path, models: dict[str, Path]) -> Path:
     (tmp_path / "in.txt").write_text("My name is Ada Quill.\nnothing here\n")
     (tmp_path / "people.csv").write_text("id,name,notes\n1,Ada Quill,call 555-0100\n2,Bo,\n")
     (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "I am Ada Quill"}]}\n')
+    for name, field in (("corpus", "text"), ("questions", "question")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.jsonl").write_text(f'{{"{field}": "My name is Ada Quill"}}\n')
     (tmp_path / "masked").mkdir()
     command = tmp_path / "bin" / "fastcore"
     command.parent.mkdir()

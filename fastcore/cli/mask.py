@@ -5,24 +5,27 @@
   fastcore mask --model FOLDER *.jsonl --field messages.content --output masked/
   fastcore mask --model FOLDER people.csv --field name --field notes --output masked.csv
   fastcore mask --model FOLDER people.parquet --field notes --operator placeholder --mapping map.json --output m.parquet
+  fastcore mask --model FOLDER corpus/ --field text --output masked/ --jobs 8 --resume
 
 What is not masked stays as it is, byte for byte: line ends, byte order mark, quoting, invalid bytes. Inputs are never
-changed, and an output appears under its name only when it is complete. A summary of what was found goes to stderr.
+changed, and an output appears under its name only when it is complete. A summary of what was found goes to stderr. Of
+several files, one that fails does not keep the others; those that an earlier run has finished are left out by --resume.
 
 exit status: 0 done; 1 it failed; 2 wrong usage; 3 something was found, with --fail-on-found
 """
 
 import argparse
+import hashlib
 import io
 import json
-import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
+from fastcore.cli.files import Files, Part, add_output_options, check_new, expected_files, open_files, work_through
 from fastcore.cli.options import add_loading_options
 from fastcore.cli.outputs import StandardOutput, named_errors, new_file
 from fastcore.errors import MaskingError
@@ -46,10 +49,11 @@ FOUND = 3
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("inputs", nargs="*", type=Path, metavar="FILE", help="files to mask (default: stdin to stdout)")
+    parser.add_argument(
+        "inputs", nargs="*", type=Path, metavar="FILE", help="files, folders or patterns (default: stdin to stdout)"
+    )
     parser.add_argument("-m", "--model", required=True, help="folder, hub id or named model of a token classifier")
-    parser.add_argument("--output", type=Path, metavar="PATH", help="a new file, or a folder for the masked files")
-    parser.add_argument("--overwrite", action="store_true", help="replace output files that exist; never an input")
+    add_output_options(parser)
     group = parser.add_argument_group("input")
     group.add_argument(
         "--format", choices=sorted(set(FORMATS.values())), help="default: by the file's name; stdin: text"
@@ -98,45 +102,38 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    _check(args)
+    found = expected_files(args.inputs, None if args.format else FORMATS)
+    _check(args, [source for source, _ in found])
     rules = _rules(args)
-    masker = RecordMasker(rules, mapping={} if args.mapping else None)
-    outputs = _outputs(args)
-    with _classifier(args, rules) as classify:
-        if not args.inputs:
-            with StandardOutput() as target:
-                _mask_text(
-                    args,
-                    masker,
-                    classify,
-                    cast(io.BufferedIOBase, sys.stdin.buffer),
-                    target,
-                    args.format or "text",
-                    "stdin",
-                )
-                _write_mapping(args, masker)
-        num_done = 0
-        try:
-            for path, output in zip(args.inputs, outputs, strict=True):
-                _mask_file(args, masker, classify, path, output)
-                num_done += output is not None
-        finally:
-            if num_done:  # also of files that are done when the next one fails
-                _write_mapping(args, masker)
+    total = RecordMasker(rules, mapping={} if args.mapping else None)
+    failed, line = 0, ""
+    with open_files(args, found, "mask", _settings(args, rules)) as files:
+        _check_mapping(args, files)
+        with _classifier(args, rules) as (classify, stop):
+            if args.inputs:
+                failed, line = _mask_files(args, total, classify, stop, files)
+            else:
+                _mask_stdin(args, total, classify)
     if not args.quiet:
-        print(masker.summary(), file=sys.stderr)
-    return FOUND if args.fail_on_found and masker.found else 0
+        print(total.summary(), *filter(None, [line]), sep="\n", file=sys.stderr)
+    if failed:
+        return 1
+    return FOUND if args.fail_on_found and total.found else 0
 
 
 # ---- Options
 
 
-def _check(args: argparse.Namespace) -> None:
+def _check(args: argparse.Namespace, inputs: Sequence[Path]) -> None:
     if args.jobs < 1:
         raise ValueError(f"--jobs is {args.jobs}; expected a number from 1")
     if args.line_buffered and args.jobs > 1:
         raise ValueError("--line-buffered masks each line when it comes; it cannot go with --jobs")
-    formats = [_format(args, path) for path in args.inputs] or [args.format or "text"]
+    if args.mapping and args.resume:
+        raise ValueError(
+            "--mapping numbers placeholders across all texts, so that a run cannot go on; leave --resume out"
+        )
+    formats = [_format(args, path) for path in inputs] or [args.format or "text"]
     for name in formats:
         if (name == "text") == bool(args.field):
             raise ValueError(
@@ -144,6 +141,8 @@ def _check(args: argparse.Namespace) -> None:
             )
     if not args.inputs and args.format == "parquet":
         raise ValueError("Parquet cannot come from stdin; give a file")
+    if args.output is None and "parquet" in formats:
+        raise ValueError("--output is needed: Parquet goes into a file")
     if not args.inputs and args.output:
         raise ValueError("--output is for files; stdin is masked to stdout")
     if args.mapping and "placeholder" not in (args.operator, *(item.rpartition("=")[2] for item in args.label)):
@@ -183,6 +182,22 @@ def _rules(args: argparse.Namespace) -> MaskingRules:
     )
 
 
+def _settings(args: argparse.Namespace, rules: MaskingRules) -> list[Any]:
+    """What the results depend on, ready for JSON."""
+    running = {"inputs", "output", "overwrite", "resume", "jobs", "threads", "quiet", "fail_on_found", "key_file"}
+    options = {name: value for name, value in vars(args).items() if name not in running}
+    key = hashlib.sha256(rules.key if isinstance(rules.key, bytes) else b"").hexdigest()
+    return [options, sorted(rules.allow_list), key]
+
+
+def _check_mapping(args: argparse.Namespace, files: Files) -> None:
+    check_new([part.source for part in files.parts], args.mapping, "--mapping", args.overwrite)
+    if args.mapping and not args.mapping.absolute().parent.is_dir():
+        raise ValueError(f"--mapping {args.mapping}: there is no folder {args.mapping.parent}")
+    if args.mapping in [part.output for part in files.parts] and args.mapping:
+        raise ValueError(f"--mapping {args.mapping} is an output, too; expected a file of its own")
+
+
 def _operating_point(text: str | None) -> str | tuple[float, float] | None:
     if text is None or "," not in text:
         return text
@@ -204,33 +219,43 @@ def _read(path: Path) -> bytes:
 
 
 @contextmanager
-def _classifier(args: argparse.Namespace, rules: MaskingRules) -> "Iterator[Classify]":
+def _classifier(args: argparse.Namespace, rules: MaskingRules) -> "Iterator[tuple[Classify, Callable[[], object]]]":
+    """What classifies texts, and what makes it stop. Several processes share one packed folder."""
     from fastcore.classify import TokenClassifier
     from fastcore.threads import resolve_num_threads
 
     threads = args.threads or max(1, resolve_num_threads(None) // args.jobs)
-    open_classifier = partial(
-        TokenClassifier,
-        args.model,
-        dtype=args.dtype,
-        num_threads=threads,
-        max_seq_len=args.max_seq_len,
-        operating_point=_operating_point(args.operating_point),
-    )
+    options = {
+        "num_threads": threads,
+        "max_seq_len": args.max_seq_len,
+        "operating_point": _operating_point(args.operating_point),
+    }
     if args.jobs == 1:
-        classifier = open_classifier()
+        classifier = TokenClassifier(args.model, dtype=args.dtype, **options)
         _check_labels(classifier.labels.entity_types, rules)
-        yield partial(_one_by_one, classifier) if args.line_buffered else lambda texts: classifier(iter(texts))
-    else:
-        from fastcore.checkpoints.open import open_checkpoint
-        from fastcore.cli.processes import classify_in_processes
-        from fastcore.pii.labels import Labels
-        from fastcore.sources.resolve import resolve
+        one_by_one = partial(_one_by_one, classifier)
+        yield one_by_one if args.line_buffered else lambda texts: classifier(iter(texts)), lambda: None
+        return
+    from fastcore.batches import chunked
+    from fastcore.checkpoints.open import open_checkpoint
+    from fastcore.cli.processes import Processes
+    from fastcore.pii.labels import Labels
+    from fastcore.quantization.quantize import packed_copy
+    from fastcore.sources.resolve import resolve
 
-        with open_checkpoint(resolve(args.model)) as checkpoint:
-            labels = Labels(checkpoint.config().token_labels)
-        _check_labels(labels.entity_types, rules)
-        yield lambda texts: classify_in_processes(open_classifier, texts, args.jobs)
+    with open_checkpoint(resolve(args.model)) as checkpoint:
+        labels = Labels(checkpoint.config().token_labels)
+    _check_labels(labels.entity_types, rules)
+    with (
+        packed_copy(args.model, args.dtype) as folder,
+        Processes(partial(TokenClassifier, folder, **options), args.jobs) as processes,
+    ):
+
+        def classify(texts: Iterable[str]) -> "Iterator[Classification]":
+            for _, found in processes.map(chunked(texts, len)):
+                yield from found
+
+        yield classify, processes.stop
 
 
 def _one_by_one(classifier: "TokenClassifier", texts: Iterable[str]) -> "Iterator[Classification]":
@@ -246,48 +271,36 @@ def _check_labels(known: tuple[str, ...], rules: MaskingRules) -> None:
 # ---- Files
 
 
-def _outputs(args: argparse.Namespace) -> list[Path | None]:
-    """Where each input goes; None is stdout."""
-    inputs: list[Path] = args.inputs
-    for path in inputs:
-        if not path.is_file():
-            what = "is a folder; give the files in it" if path.is_dir() else "no such file"
-            raise ValueError(f"{path}: {'no regular file; give it as stdin' if _is_special(path) else what}")
-    _check_new(args, args.mapping, "--mapping")
-    if args.mapping and not args.mapping.absolute().parent.is_dir():
-        raise ValueError(f"--mapping {args.mapping}: there is no folder {args.mapping.parent}")
-    if args.output is None:
-        if len(inputs) > 1 or any(_format(args, path) == "parquet" for path in inputs):
-            raise ValueError("--output is needed: several files go into a folder, Parquet into a file")
-        return [None] * len(inputs)
-    into_folder = len(inputs) > 1 or args.output.is_dir() or str(args.output).endswith(os.sep)
-    outputs = [args.output / path.name if into_folder else args.output for path in inputs]
-    if len(set(outputs)) < len(outputs):
-        raise ValueError("two input files have the same name; mask them into different folders")
-    if into_folder:
-        with named_errors(args.output):
-            args.output.mkdir(parents=True, exist_ok=True)
-    for output in outputs:
-        _check_new(args, output, "--output")
-    if args.mapping in outputs:
-        raise ValueError(f"--mapping {args.mapping} is an output, too; expected a file of its own")
-    return list(outputs)
+def _mask_stdin(args: argparse.Namespace, masker: RecordMasker, classify: Classify) -> None:
+    source = cast(io.BufferedIOBase, sys.stdin.buffer)
+    with StandardOutput() as target:
+        _mask_text(args, masker, classify, source, target, args.format or "text", "stdin")
+        _write_mapping(args, masker)
 
 
-def _check_new(args: argparse.Namespace, path: Path | None, option: str) -> None:
-    """That a file can be written there at the end."""
-    if path is None or not path.exists():
-        return
-    if any(path.samefile(each) for each in args.inputs):
-        raise ValueError(f"{option} {path} is an input; masking in place is not possible, give another")
-    if not path.is_file():
-        raise ValueError(f"{option} {path} is no regular file; it cannot be replaced by one")
-    if not args.overwrite:
-        raise ValueError(f"{option} {path} exists; remove it, or give --overwrite")
+def _mask_files(
+    args: argparse.Namespace, total: RecordMasker, classify: Classify, stop: Callable[[], object], files: Files
+) -> tuple[int, str]:
+    """How many failed, and a line that sums up; `total` has what was found in all of them."""
+    num_written = 0
 
+    def mask_part(part: Part) -> dict[str, Any]:
+        nonlocal num_written
+        masker = RecordMasker(total.rules, total.mapping)
+        _mask_file(args, masker, classify, files, part)
+        total.mapping = masker.mapping
+        num_written += part.output is not None
+        return masker.counts
 
-def _is_special(path: Path) -> bool:
-    return path.exists() and not path.is_file() and not path.is_dir()
+    at_once = 1 if args.mapping else args.jobs  # numbers of placeholders follow the order of the files
+    try:
+        counts, failed, line = work_through(files, mask_part, at_once, stop, args.quiet)
+    finally:
+        if num_written:  # also of files that are done when the next one ends the run
+            _write_mapping(args, total)
+    for each in counts:
+        total.add(each)
+    return failed, line
 
 
 def _write_mapping(args: argparse.Namespace, masker: RecordMasker) -> None:
@@ -297,25 +310,26 @@ def _write_mapping(args: argparse.Namespace, masker: RecordMasker) -> None:
             temporary.write_text(text, encoding="ascii")
 
 
-def _mask_file(
-    args: argparse.Namespace, masker: RecordMasker, classify: Classify, path: Path, output: Path | None
-) -> None:
-    name = _format(args, path)
+def _mask_file(args: argparse.Namespace, masker: RecordMasker, classify: Classify, files: Files, part: Part) -> None:
+    name, path = _format(args, part.source), part.source
     if name == "parquet":
-        assert output is not None
-        with new_file(output, args.overwrite) as temporary:
-            _mask_parquet(args, masker, classify, path, temporary)
+        with files.appearing(part) as temporary:
+            _mask_parquet(args, masker, classify, path, temporary, quiet=args.quiet or len(files.parts) > 1)
         return
     with named_errors(path):
         source = open(path, "rb")  # noqa: SIM115
     with source:
-        if output is None:
+        if part.output is None:
             with StandardOutput() as target:
                 _mask_text(args, masker, classify, source, target, name, str(path))
                 _write_mapping(args, masker)
         else:
-            with new_file(output, args.overwrite) as temporary, named_errors(output), open(temporary, "wb") as written:
-                _mask_text(args, masker, classify, source, written, name, str(path))
+            with (
+                files.appearing(part) as temporary,
+                named_errors(part.output),
+                open(temporary, "wb") as written,
+            ):
+                _mask_text(args, masker, classify, source, written, name, str(path), quiet=len(files.parts) > 1)
 
 
 # ---- Masking
@@ -329,6 +343,7 @@ def _mask_text(
     target: "IO[bytes] | StandardOutput",
     name: str,
     where: str,
+    quiet: bool = False,
 ) -> None:
     from_stdin = where == "stdin"
     fields = FieldNames(args.field)
@@ -342,7 +357,7 @@ def _mask_text(
         else:
             records = csv_records(file, fields, _delimiter(args, where), header=not args.no_header)
         target.write(file.mark)
-        with _Progress(where, None if from_stdin else Path(where).stat().st_size, "B", args.quiet) as progress:
+        with _Progress(where, None if from_stdin else Path(where).stat().st_size, "B", args.quiet or quiet) as progress:
             for part in masker.masked(records, classify, progress.advance):
                 target.write(file.encode(part))
                 if args.line_buffered and isinstance(target, StandardOutput) and not fields.missing:
@@ -356,12 +371,14 @@ def _delimiter(args: argparse.Namespace, where: str) -> str:
     return "\t" if delimiter == "\\t" else delimiter
 
 
-def _mask_parquet(args: argparse.Namespace, masker: RecordMasker, classify: Classify, path: Path, output: Path) -> None:
+def _mask_parquet(
+    args: argparse.Namespace, masker: RecordMasker, classify: Classify, path: Path, output: Path, quiet: bool
+) -> None:
     fields = FieldNames(args.field)
     with (
         _named(str(path)),
         ParquetColumns(path) as file,
-        _Progress(str(path), file.num_rows, " rows", args.quiet) as progress,
+        _Progress(str(path), file.num_rows, " rows", quiet) as progress,
     ):
         file.write(masker.masked(file.records(fields), classify, progress.advance), output)
 

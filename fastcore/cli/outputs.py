@@ -1,4 +1,4 @@
-"""Where masked files go: each appears whole, under its name or on stdout, when all of it is there."""
+"""Where results go: each file appears whole, under its name or on stdout, when all of it is there."""
 
 import errno
 import os
@@ -30,9 +30,9 @@ def named_errors(where: Path | str) -> Iterator[None]:
 
 
 @contextmanager
-def new_file(path: Path, overwrite: bool, mode: int = 0o666) -> Iterator[Path]:
-    """A temporary path beside `path`, which takes its name if all goes well."""
-    temporary = path.with_name(f".fastcore-{secrets.token_hex(4)}.part")
+def new_file(path: Path, overwrite: bool, mode: int = 0o666, temporary: Path | None = None) -> Iterator[Path]:
+    """A temporary path beside `path`, a new one or the one that is given, which takes its name if all goes well."""
+    temporary = temporary or path.with_name(f".fastcore-{secrets.token_hex(4)}.part")
     with named_errors(path):
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
     try:

@@ -1,9 +1,9 @@
 """Records of a file masked, in order: their texts through a classifier, what it finds through the rules."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastcore.pii.masking import MaskingRules
 from fastcore.pii.text_files import Edit, Record
@@ -58,6 +58,17 @@ class RecordMasker:
         self.hit += bool(masked.items)
         self.found.update(item.label for item in masked.items)
         return [(item.start, item.end, item.replacement) for item in masked.items]
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """What was counted, ready for JSON."""
+        return {"texts": self.texts, "hit": self.hit, "found": dict(self.found)}
+
+    def add(self, counts: Mapping[str, Any]) -> None:
+        """The counts of another masker."""
+        self.texts += counts["texts"]
+        self.hit += counts["hit"]
+        self.found.update(counts["found"])
 
     def summary(self) -> str:
         """One line of what was found."""

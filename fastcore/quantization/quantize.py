@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -24,7 +25,7 @@ from fastcore.sources.resolve import resolve
 from fastcore.sources.source import sha256_of
 from fastcore.threads import resolve_num_threads
 
-__all__ = ["quantize"]
+__all__ = ["packed_copy", "quantize"]
 
 _UNFINISHED = "packed.part"  # no name that a folder of it would load by
 _OWN_FILES = {PACKED_NAME, "quantization.json"}
@@ -64,10 +65,7 @@ def quantize(
                 "int4 moves labels of a token classifier, which then misses data that it should find; int8 keeps them, "
                 "and --force writes int4 nevertheless"
             )
-        facts = _write_weights(source, config, folder / _UNFINISHED, dtype, threads, progress)
-        for name, content in source.companions().items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_bytes(content)
+        facts = _write_folder(source, config, folder, dtype, threads, progress)
         with open_checkpoint(folder / _UNFINISHED) as packed:
             measure = measure_classifier if config.is_token_classifier else measure_language_model
             figures = measure(source, packed, text, threads, progress)
@@ -76,6 +74,41 @@ def quantize(
         write_card(folder, facts | {"figures": asdict(figures)})
         (folder / _UNFINISHED).rename(folder / PACKED_NAME)
     return figures
+
+
+@contextmanager
+def packed_copy(model: ModelPath | None, dtype: str, num_threads: int | None = None) -> Iterator[Path]:
+    """A packed folder that gives the results of the model loaded as `dtype`, for several processes to share.
+
+    It is the model's own where that is packed already, and else a temporary one, which goes away at the end.
+    """
+    path = resolve(model)
+    with opened(path) as source:
+        if source.packed and dtype == "auto":
+            yield path
+            return
+        with tempfile.TemporaryDirectory(prefix="fastcore-packed-") as name:
+            folder = Path(name)
+            threads = resolve_num_threads(num_threads)
+            _write_folder(source, source.config(), folder, dtype, threads, lambda line: None)
+            (folder / _UNFINISHED).rename(folder / PACKED_NAME)
+            yield folder
+
+
+def _write_folder(
+    source: Checkpoint,
+    config: ModelConfig,
+    folder: Path,
+    dtype: str,
+    threads: int,
+    progress: Callable[[str], object],
+) -> dict[str, Any]:
+    """The weights, under a name that they do not load by yet, and the files beside them. Returns facts for the card."""
+    facts = _write_weights(source, config, folder / _UNFINISHED, dtype, threads, progress)
+    for name, content in source.companions().items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    return facts
 
 
 def _write_weights(
