@@ -16,6 +16,16 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
+cdef extern from *:
+    """
+    #if PY_VERSION_HEX >= 0x030D0000
+    #define fc_is_finalizing Py_IsFinalizing
+    #else
+    #define fc_is_finalizing _Py_IsFinalizing
+    #endif
+    """
+    int fc_is_finalizing()
+
 BLOCK_TOKENS = FC_BLOCK_TOKENS
 SEGMENT_TOKENS = FC_SEGMENT_TOKENS
 MAX_HEAD_DIM = FC_MAX_HEAD_DIM
@@ -136,7 +146,7 @@ cdef class HeldBlocks:
         self._kv, self.numbers = kv, []
 
     def __dealloc__(self):
-        if self._kv is not None:
+        if self._kv is not None and not fc_is_finalizing():  # where Python ends, what this needs may be gone
             self.give_back(len(self.numbers))
 
     def take(self, Py_ssize_t count) -> None:
