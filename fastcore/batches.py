@@ -6,19 +6,36 @@ the one that it has alone, so that it does not matter how rows are divided into 
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import Unpack
+
 from fastcore.classify import TokenClassifier
-from fastcore.engine.sampling_params import SamplingParams
+from fastcore.engine.sampling_params import SamplingOptions, SamplingParams
 from fastcore.errors import CacheFullError, MissingPackageError, NonFiniteError
 from fastcore.llm import LLM
-from fastcore.pii.masking import MaskingRules
+from fastcore.pii.masking import MaskingOptions, MaskingRules, Operator
 
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["BATCH_ROWS", "Embed", "Generate", "Mask", "Runner", "Score", "Task", "chunked"]
+__all__ = [
+    "BATCH_ROWS",
+    "Embed",
+    "Generate",
+    "Mask",
+    "Runner",
+    "Score",
+    "Task",
+    "arrow_types",
+    "check_columns",
+    "chunked",
+    "embed",
+    "generate",
+    "mask",
+    "score",
+]
 
 BATCH_ROWS = 256
 BATCH_CODE_POINTS = 32768  # a batch is some steps long, so that most of them are full
@@ -168,6 +185,68 @@ def _text(value: Any) -> str:
     return value
 
 
+# ---- Tasks of the options that they are called with
+#
+# model, column, output and loading are those of Task.
+
+
+def mask(
+    column: str,
+    *,
+    model: str,
+    output: str | None = None,
+    loading: Mapping[str, Any] | None = None,
+    operator: Operator = "replace",
+    **options: Unpack[MaskingOptions],
+) -> Mask:
+    """Texts masked. operator and options: as in `TokenClassifier.mask`. output: by default the column itself."""
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    return Mask(str(model), column, output or column, loading or {}, MaskingRules(operator, **given))
+
+
+def generate(
+    column: str,
+    *,
+    model: str,
+    output: str = "completion",
+    loading: Mapping[str, Any] | None = None,
+    params: SamplingParams | None = None,
+    chat: bool = False,
+    system: str | None = None,
+    **options: Unpack[SamplingOptions],
+) -> Generate:
+    """Prompts completed, or with `chat` questions answered. params and options: as in `LLM.generate`."""
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    return Generate(
+        str(model), column, output, loading or {}, (params or SamplingParams()).replace(**given), chat, system
+    )
+
+
+def embed(
+    column: str,
+    *,
+    model: str,
+    output: str = "embedding",
+    loading: Mapping[str, Any] | None = None,
+    pooling: str = "mean",
+    normalize: bool = True,
+) -> Embed:
+    """Vectors of texts. pooling and normalize: as in `LLM.embed`."""
+    return Embed(str(model), column, output, loading or {}, pooling, normalize)
+
+
+def score(
+    column: str,
+    *,
+    model: str,
+    output: str = "logprob",
+    loading: Mapping[str, Any] | None = None,
+    context: str = "",
+) -> Score:
+    """How probable texts are after `context`: as in `LLM.loglikelihood`."""
+    return Score(str(model), column, output, loading or {}, context)
+
+
 # ---- Doing it
 
 
@@ -177,11 +256,19 @@ class Runner:
     None gives None. A row that fails has None and the reason in `<output>_error`; the others are not touched by it.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, num_threads: int | None = None) -> None:
+        """num_threads: those of the model, where `loading` says nothing of them."""
+        if num_threads is not None:
+            task = replace(task, loading={"num_threads": num_threads, **task.loading})
         self.task = task
         self._model = _loaded(task)
 
     def __call__(self, values: Sequence[Any]) -> dict[str, list[Any]]:
+        """Any number of values; the model has BATCH_ROWS of them at a time."""
+        found = [self._columns(values[start : start + BATCH_ROWS]) for start in range(0, len(values), BATCH_ROWS)]
+        return {name: [value for columns in found for value in columns[name]] for name in self.task.columns}
+
+    def _columns(self, values: Sequence[Any]) -> dict[str, list[Any]]:
         there = [i for i, value in enumerate(values) if value is not None]
         names = list(self.task.columns)
         rows: list[Row] = [(None,) * len(names)] * len(values)
@@ -201,14 +288,13 @@ class Runner:
         middle = len(values) // 2
         return self._rows(values[:middle]) + self._rows(values[middle:])
 
-    def arrow(self, table: Any) -> Any:
-        """A pyarrow Table or RecordBatch with the new columns; other columns and the order of rows stay."""
+    def arrow(self, table: "pyarrow.Table") -> "pyarrow.Table":
+        """The table with the new columns; other columns and the order of rows stay."""
         task = self.task
         check_columns(task, table.schema.names)
-        parts = [table.slice(start, BATCH_ROWS) for start in range(0, table.num_rows, BATCH_ROWS)]
-        found = [self(part.column(task.column).to_pylist()) for part in parts]
+        columns = self(table.column(task.column).to_pylist())
         for name, kind in arrow_types(task).items():
-            values = _pyarrow().array([value for columns in found for value in columns[name]], kind)
+            values = _pyarrow().array(columns[name], kind)
             index = table.schema.get_field_index(name)
             table = table.append_column(name, values) if index < 0 else table.set_column(index, name, values)
         return table

@@ -20,7 +20,17 @@ from fastcore.sources import resolve
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-EXTRAS = ("torch", "transformers", "presidio_analyzer", "lm_eval", "matplotlib")  # a snippet that needs one is skipped
+# a snippet that needs one is skipped
+EXTRAS = (
+    "torch",
+    "transformers",
+    "presidio_analyzer",
+    "lm_eval",
+    "matplotlib",
+    "fastcore.ray",
+    "fastcore.spark",
+    "fastcore.dask",
+)
 
 
 def blocks(page: Path, *languages: str) -> list[str]:

@@ -20,7 +20,7 @@ FLOORS = (
     "engine models sources text",
     "llm classify machine",
     "server live lm_eval presidio bench verify quantization batches",
-    "cli",
+    "cli ray spark dask",
     "__main__",
 )
 
