@@ -261,7 +261,7 @@ class Runner:
         if num_threads is not None:
             task = replace(task, loading={"num_threads": num_threads, **task.loading})
         self.task = task
-        self._model = _loaded(task)
+        self.model = _loaded(task)
 
     def __call__(self, values: Sequence[Any]) -> dict[str, list[Any]]:
         """Any number of values; the model has BATCH_ROWS of them at a time."""
@@ -281,7 +281,7 @@ class Runner:
         if not values:
             return []
         try:
-            return [(*row, None) for row in self.task.run(self._model, values)]
+            return [(*row, None) for row in self.task.run(self.model, values)]
         except ROW_FAULTS as error:
             if len(values) == 1:
                 return [(None,) * (len(self.task.columns) - 1) + (" ".join(str(error).split()),)]

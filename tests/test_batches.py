@@ -78,8 +78,8 @@ def test_embeddings_scores_and_chats_are_those_of_the_model(tiny_folder: Callabl
 def test_a_model_is_loaded_once_for_tasks_that_share_it(folder: Path, tiny_folder: Callable[..., Path]) -> None:
     first = batches.Runner(batches.mask("a", model=str(folder)))
     second = batches.Runner(batches.mask("b", model=str(folder), operator="redact"))
-    assert first._model is second._model
-    assert batches.Runner(batches.mask("a", model=str(folder)), 2)._model is not first._model
+    assert first.model is second.model
+    assert batches.Runner(batches.mask("a", model=str(folder)), 2).model is not first.model
     batches.Runner(batches.generate("p", model=tiny_folder("qwen2")))
     assert len(batches._models) == batches.MODELS_KEPT
 

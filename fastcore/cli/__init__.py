@@ -25,6 +25,7 @@ COMMANDS = {
     "info": "show this machine, or a model and the memory it needs",
     "pull": "fetch a model into the cache",
     "bench": "measure speed against the limits of this machine",
+    "plan": "say what a corpus will take: memory, time and cost",
     "export": "write a Falcon-H1 model as an FH1W pack",
     "quantize": "write a model as a packed folder in fewer bytes, and measure what is lost",
     "verify": "check that the engine is right about a model, on this machine",
