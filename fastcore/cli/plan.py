@@ -19,7 +19,7 @@ from typing import Any
 
 from fastcore.cli.options import add_loading_options, add_model
 
-__all__ = ["Measured", "Projection", "configure", "run"]
+__all__ = ["Measured", "Projection", "configure", "project", "run", "sample_texts"]
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _measure(args: argparse.Namespace) -> Measured:
     start = time.perf_counter()
     runner = batches.Runner(task)
     load_seconds = time.perf_counter() - start
-    texts = _texts(runner.model.tokenizer, args.tokens)
+    texts = sample_texts(runner.model.tokenizer, args.tokens)
     _checked(runner, [next(texts)])
     chunks = batches.chunked(texts, len)
     done, start = 0, time.perf_counter()
@@ -163,7 +163,7 @@ def _checked(runner: Any, texts: list[str]) -> None:
         raise ValueError(reason)
 
 
-def _texts(tokenizer: Any, num_tokens: int) -> Iterator[str]:
+def sample_texts(tokenizer: Any, num_tokens: int) -> Iterator[str]:
     """Texts of about so many tokens, which begin differently, so that none is known from another."""
     from fastcore.quantization.sample_text import SAMPLE_TEXT
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +89,11 @@ class Tokenizer:
     def of(cls, checkpoint: Checkpoint) -> Tokenizer | None:
         """The tokenizer of a checkpoint; None where it has none (`missing_tokenizer` says so)."""
         parts = checkpoint.tokenizer()
-        return None if parts is None else cls._of_parts(parts, checkpoint.config().vocab_size)
+        if parts is None:
+            return None
+        tokenizer = cls._of_parts(parts, checkpoint.config().vocab_size)
+        _give_back_freed_memory()
+        return tokenizer
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
@@ -380,3 +386,9 @@ class Tokenizer:
                 f"this checkpoint has no chat template named {name!r}; it has {sorted(self._templates)}"
             )
         return self._templates[name]
+
+
+def _give_back_freed_memory() -> None:
+    """What reading a large vocabulary took for a moment, some 50 MB, glibc keeps in each process until it is asked."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
