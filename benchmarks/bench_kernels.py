@@ -9,7 +9,7 @@ from oracle import ops
 from steps import normal, packed, rounded, run_rows
 
 from fastcore import _kernels
-from fastcore._kernels import BLOCK_TOKENS, KVBlocks
+from fastcore._kernels import BLOCK_TOKENS, KV_DTYPES, KVBlocks
 from fastcore.bench.machine_limits import MachineLimits
 from fastcore.model.recorder import Heads, Recorder
 
@@ -62,7 +62,7 @@ def bench_linear(benchmark: Any, machine: Any, num_threads: int, dtype: str, row
     _report(benchmark, f"linear {dtype}, {rows} rows", machine.limits(), nbytes, flops)
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize(("rows", "depth"), [(1, 1023), (1, 4095), (512, 0), (512, 2048)])
 def bench_attention(benchmark: Any, machine: Any, num_threads: int, rows: int, depth: int, kv_dtype: str) -> None:
     """The attention of all layers over a cache that holds `depth` positions and those of the rows."""
@@ -87,13 +87,13 @@ def bench_attention(benchmark: Any, machine: Any, num_threads: int, rows: int, d
 
     step({src: qkv[depth:].reshape(rows, -1)})
     q, k, v = np.split(qkv, [num_heads, num_heads + num_kv_heads], axis=1)
-    k, v = (rounded(array, kv_dtype) for array in (k, v))
+    k, v = (ops.in_cache(array, kv_dtype) for array in (k, v))
     expected = ops.attention(q[-1:], k, v, causal=True)[0]
     actual = read.program.buffer(dst, rows)[-1].reshape(num_heads, head_dim)
     assert np.abs(actual - expected).max() <= tolerances.ATTENTION * np.abs(v).max()
 
     benchmark.pedantic(step, ({},), rounds=5, warmup_rounds=1)
-    nbytes = LAYERS * 2 * num_kv_heads * head_dim * length * (4 if kv_dtype == "f32" else 2)
+    nbytes = LAYERS * 2 * num_kv_heads * head_dim * length * {"f32": 4, "f16": 2, "int8": 1.125}[kv_dtype]
     flops = LAYERS * 4 * num_heads * head_dim * sum(range(depth + 1, length + 1))
     name = f"attention over {kv_dtype}, {rows} rows at {depth}"
     _report(benchmark, name, machine.limits(), nbytes, flops)

@@ -41,6 +41,7 @@ static inline float FC_NAME(softmax_row)(float *s, int n, int padded, float scal
 typedef struct {
     const uint8_t *parts[2 * FC_SEGMENT_TOKENS / FC_BLOCK_TOKENS + 2 * FC_STREAMS - 1];
     ptrdiff_t part_bytes;
+    float *expanded; /* a part of int8 as f32 */
 } FC_NAME(chain);
 
 /* x times the panels of the parts from i on, each of part_k of num_k. touch: while four parts are read, the next four are touched. */
@@ -58,12 +59,57 @@ static inline void FC_NAME(multiply_parts)(int dtype, const float *x, ptrdiff_t 
                                                           go_on);
 }
 
+/* Panels of K as f32 at `to`, of a part of int8. */
+static inline void FC_NAME(expand_keys)(const uint8_t *part, int panels, int head_dim, float *to)
+{
+    const float *scales = (const float *)(part + (ptrdiff_t)FC_BLOCK_TOKENS * head_dim);
+    for (int panel = 0; panel < panels; panel++, scales += FC_LANES) {
+        for (int i = 0; i < head_dim; i += FC_GROUP) {
+            p16 scale = p16_load(scales + i / FC_GROUP * FC_BLOCK_TOKENS);
+            for (int j = i; j < head_dim && j < i + FC_GROUP; j++, part += FC_LANES, to += FC_LANES) {
+                p16_store(to, p16_mul(p16_load_s8(part), scale));
+            }
+        }
+    }
+}
+
+/* V of the first num_tokens likewise. */
+static inline void FC_NAME(expand_values)(const uint8_t *part, int padded_dim, int num_tokens, float *to)
+{
+    const float *scales = (const float *)(part + (ptrdiff_t)FC_BLOCK_TOKENS * padded_dim);
+    for (int i = 0; i < padded_dim; i += FC_LANES, part += FC_BLOCK_TOKENS * FC_LANES, to += FC_BLOCK_TOKENS * FC_LANES) {
+        for (int t = 0; t < num_tokens; t++) {
+            p16 scale = p16_set1(scales[i / FC_GROUP * FC_BLOCK_TOKENS + t]);
+            p16_store(to + t * FC_LANES, p16_mul(p16_load_s8(part + t * FC_LANES), scale));
+        }
+    }
+}
+
+/* x times the expanded panels. touch: the part four places on is touched, too. */
+static inline void FC_NAME(multiply_expanded)(const float *x, ptrdiff_t ld_x, int rows, const FC_NAME(chain) * chain, int i,
+                                              int panels, int part_k, int num_k, float *acc, ptrdiff_t ld_acc, int go_on,
+                                              int touch)
+{
+    for (ptrdiff_t byte = 0; touch && byte < chain->part_bytes; byte += 64) {
+        __builtin_prefetch(chain->parts[i + FC_STREAMS] + byte);
+    }
+    const uint8_t *part = (const uint8_t *)chain->expanded;
+    FC_NAME(weights) weights = {&part, part_k, num_k, fc_panel_bytes(FC_F32, part_k), &part};
+    gemm_panels_f32(0, x, ld_x, rows, &weights, panels, acc, ld_acc, go_on);
+}
+
 /* s = scores of the rows q against the first n positions of a segment. */
 static inline void FC_NAME(scores)(int dtype, const float *q, ptrdiff_t ld_q, int rows, const FC_NAME(chain) * chain,
                                    int head_dim, int n, float *s, int touch)
 {
     for (int i = 0; i < n; i += FC_BLOCK_TOKENS) {
         int panels = fc_panels(n - i < FC_BLOCK_TOKENS ? n - i : FC_BLOCK_TOKENS);
+        if (dtype == FC_INT8) {
+            FC_NAME(expand_keys)(chain->parts[i / FC_BLOCK_TOKENS], panels, head_dim, chain->expanded);
+            FC_NAME(multiply_expanded)(q, ld_q, rows, chain, i / FC_BLOCK_TOKENS, panels, head_dim, head_dim, s + i,
+                                       FC_SEGMENT_TOKENS, 0, touch);
+            continue;
+        }
         FC_NAME(multiply_parts)(dtype, q, ld_q, rows, chain, i / FC_BLOCK_TOKENS, panels, head_dim, head_dim, s + i,
                                 FC_SEGMENT_TOKENS, 0, touch);
     }
@@ -74,9 +120,16 @@ static inline void FC_NAME(scores)(int dtype, const float *q, ptrdiff_t ld_q, in
 static inline void FC_NAME(weighted_sums)(int dtype, const float *p, int rows, const FC_NAME(chain) * chain, int first_part,
                                           int padded_dim, int n, float *o, int touch)
 {
-    int panels = padded_dim / FC_LANES, at_once = touch ? FC_BLOCK_TOKENS : n;
+    int panels = padded_dim / FC_LANES, at_once = touch || dtype == FC_INT8 ? FC_BLOCK_TOKENS : n;
     for (int i = 0; i < n; i += at_once) {
         int num_k = n - i < at_once ? n - i : at_once;
+        if (dtype == FC_INT8) {
+            int part = first_part + i / FC_BLOCK_TOKENS;
+            FC_NAME(expand_values)(chain->parts[part], padded_dim, num_k, chain->expanded);
+            FC_NAME(multiply_expanded)(p + i, FC_SEGMENT_TOKENS, rows, chain, part, panels, FC_BLOCK_TOKENS, num_k, o,
+                                       padded_dim, i > 0, touch);
+            continue;
+        }
         FC_NAME(multiply_parts)(dtype, p + i, FC_SEGMENT_TOKENS, rows, chain, first_part + i / FC_BLOCK_TOKENS, panels,
                                 FC_BLOCK_TOKENS, num_k, o, padded_dim, i > 0, touch);
     }
@@ -117,10 +170,14 @@ static void FC_NAME(attention)(const fc_attention_task *task)
     float *l = o + (ptrdiff_t)FC_ATTENTION_ROWS * padded, *m = l + FC_ATTENTION_ROWS;
     float *s = m + FC_ATTENTION_ROWS;                 /* [FC_PASS_ROWS][FC_SEGMENT_TOKENS] */
     float *o2 = s + FC_PASS_ROWS * FC_SEGMENT_TOKENS; /* [FC_PASS_ROWS][padded] */
-    FC_NAME(chain) chain = {.part_bytes = kv->v_offset};
+    FC_NAME(chain) chain = {.part_bytes = kv->v_offset, .expanded = o2 + FC_PASS_ROWS * padded};
     for (int r = 0; r < rows; r++) {
         const float *from = task->q + r / task->group * task->ld_q + (ptrdiff_t)(r % task->group) * head_dim;
-        memcpy(q + (ptrdiff_t)r * padded, from, (size_t)head_dim * sizeof(float));
+        float *row = q + (ptrdiff_t)r * padded;
+        memcpy(row, from, (size_t)head_dim * sizeof(float));
+        for (int i = 0; i < head_dim && task->key_unit && kv->dtype == FC_INT8; i++) {
+            row[i] *= task->key_unit[i];
+        }
     }
     for (int segment = task->first_segment; segment < task->end_segment; segment++) {
         int start = segment * FC_SEGMENT_TOKENS, end = task->limit + (task->tokens - 1) * task->limit_step;
@@ -201,11 +258,52 @@ static void FC_NAME(attention_combine)(const float *partial, int segments, int h
     FC_NAME(divide)(o, l, head_dim, out);
 }
 
-static void FC_NAME(write_kv)(const float *x, int head_dim, int dtype, int is_v, uint8_t *base, ptrdiff_t v_offset,
-                              int position)
+/* q of n values, as (x - center) / unit unless these are NULL, and their scale; NaN where one of them is not finite. */
+static inline float FC_NAME(quantise)(const float *x, const float *center, const float *unit, int n, int8_t *q)
+{
+    float y[FC_GROUP], largest = 0.0f, zero = 0.0f;
+    for (int i = 0; i < n; i++) {
+        y[i] = center ? (x[i] - center[i]) / unit[i] : x[i];
+        float size = y[i] < 0.0f ? -y[i] : y[i];
+        largest = size > largest ? size : largest;
+        zero += y[i] * 0.0f;
+    }
+    float inverse = largest >= 1e-36f ? 127.0f / largest : 0.0f; /* which must be finite */
+    for (int i = 0; i < n; i++) {
+        float scaled = y[i] * inverse;
+        scaled = scaled > -127.0f ? scaled < 127.0f ? scaled : 127.0f : -127.0f; /* of what is not finite too */
+        q[i] = (int8_t)(scaled + 12582912.0f - 12582912.0f);                     /* rounded to even */
+    }
+    return (inverse > 0.0f ? largest / 127.0f : 0.0f) + zero;
+}
+
+static inline void FC_NAME(write_int8)(const float *x, const float *center, const float *unit, int head_dim, int is_v,
+                                       uint8_t *part, int slot)
+{
+    float *scales = (float *)(part + (ptrdiff_t)FC_BLOCK_TOKENS * (is_v ? fc_pad(head_dim) : head_dim)) + slot;
+    for (int i = 0; i < head_dim; i += FC_GROUP) {
+        int8_t q[FC_GROUP] = {0};
+        int n = head_dim - i < FC_GROUP ? head_dim - i : FC_GROUP;
+        scales[i / FC_GROUP * FC_BLOCK_TOKENS] =
+            FC_NAME(quantise)(x + i, center ? center + i : NULL, center ? unit + i : NULL, n, q);
+        for (int j = 0; is_v && j < n; j += FC_LANES) {
+            memcpy(part + ((i + j) * FC_BLOCK_TOKENS + slot * FC_LANES), q + j, FC_LANES);
+        }
+        for (int j = 0; !is_v && j < n; j++) {
+            part[(slot / 16 * head_dim + i + j) * 16 + slot % 16] = (uint8_t)q[j];
+        }
+    }
+}
+
+static void FC_NAME(write_kv)(const float *x, const float *center, const float *unit, int head_dim, int dtype, int is_v,
+                              uint8_t *base, ptrdiff_t v_offset, int position)
 {
     int slot = position % FC_BLOCK_TOKENS;
-    ptrdiff_t element = fc_kv_bytes(dtype);
+    ptrdiff_t element = dtype == FC_F32 ? 4 : 2;
+    if (dtype == FC_INT8) {
+        FC_NAME(write_int8)(x, center, unit, head_dim, is_v, is_v ? base + v_offset : base, slot);
+        return;
+    }
     if (is_v) {
         uint8_t *v = base + v_offset + (ptrdiff_t)slot * FC_LANES * element;
         for (int i = 0; i < head_dim; i += 16) {

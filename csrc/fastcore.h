@@ -10,7 +10,9 @@
  * KV cache. Memory comes in blocks of FC_BLOCK_TOKENS positions. A block holds, for every layer and kv head,
  *   K  [FC_BLOCK_TOKENS / 16][head_dim][16]   lanes are positions, so scores are a linear map with K as its panel
  *   V  [head_dim padded to 16 / 16][FC_BLOCK_TOKENS][16]   lanes are features, so sums of V are one with V as its panels
- * in f32 or f16.
+ * in f32, f16 or int8. Of int8 both are followed by f32 scales [groups of 32 features][FC_BLOCK_TOKENS], x = scale * q with q in
+ * [-127, 127]. Keys of int8 are held as key = key_center + key_unit * x: without the center scores of a row all change by the same,
+ * and the softmax does not, so attention multiplies queries by the units and leaves the center out.
  *
  * Recurrent state, in f32, for every layer with a Mamba-2 mixer: the last d_conv - 1 inputs of the convolution
  * [d_conv - 1][channels padded to 16], and the scan's state [head][tile of 16 head dims][d_state][16], lanes are head dims. That of a
@@ -40,8 +42,13 @@ static inline int fc_pad(int n) { return (n + FC_LANES - 1) / FC_LANES * FC_LANE
 /* Floats from one row of activations to the next: rows whole pages apart would all lie in the same few sets of a cache. */
 static inline int fc_row_floats(int n) { return fc_pad(n) % 1024 ? fc_pad(n) : fc_pad(n) + FC_LANES; }
 static inline int fc_panels(int n) { return (n + FC_LANES - 1) / FC_LANES; }
-/* Bytes of a number of the KV cache, which is f32 or f16. */
-static inline int fc_kv_bytes(int dtype) { return dtype == FC_F32 ? 4 : 2; }
+/* Bytes of the K or V of one head in a block; features: head_dim, of V padded. */
+static inline ptrdiff_t fc_kv_part_bytes(int dtype, int features)
+{
+    ptrdiff_t numbers = (ptrdiff_t)FC_BLOCK_TOKENS * features;
+    ptrdiff_t scales = FC_BLOCK_TOKENS * (ptrdiff_t)sizeof(float) * ((features + FC_GROUP - 1) / FC_GROUP);
+    return dtype == FC_F32 ? 4 * numbers : dtype == FC_F16 ? 2 * numbers : numbers + scales;
+}
 
 /* ---- instruction sets (dispatch.c) */
 
@@ -134,6 +141,8 @@ typedef struct {
     int32_t fused_heads; /* LINEAR: do the HEADS work on the heads just computed */
     int32_t num_heads, num_kv_heads, head_dim, layer, causal;
     const float *q_norm, *k_norm; /* [head_dim] */
+    const float *key_center;      /* [num_kv_heads][head_dim] or NULL; CACHE_WRITE too */
+    const float *key_unit;        /* the same, of powers of two; beside a center, and of ATTENTION */
     float key_scale, score_scale;
     /* CONV, TIME_STEPS, SCAN (num_heads heads of head_dim), GATED_NORM */
     int32_t column, src2, gate; /* gate: a buffer whose first columns are the gate, or FC_NO_BUFFER */

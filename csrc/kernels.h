@@ -22,6 +22,7 @@ typedef struct {
     int first_segment, end_segment;
     float score_scale;
     const fc_kv_cache *kv;
+    const float *key_unit;    /* [head_dim] or NULL: of keys of int8 */
     const uint8_t *head_base; /* kv->base at this layer and head */
     const int32_t *blocks;
     float *out;
@@ -64,7 +65,10 @@ typedef struct {
     K(void, attention, (const fc_attention_task *task))                                                                         \
     /* out = the partial results of one row, combined in the order of the segments */                                           \
     K(void, attention_combine, (const float *partial, int segments, int head_dim, float *out))                                  \
-    K(void, write_kv, (const float *x, int head_dim, int dtype, int is_v, uint8_t *base, ptrdiff_t v_offset, int position))     \
+    /* x [head_dim] into the cache at a position, in int8 as (x - center) / unit unless they are NULL */                        \
+    K(void, write_kv,                                                                                                           \
+      (const float *x, const float *center, const float *unit, int head_dim, int dtype, int is_v, uint8_t *base,                \
+       ptrdiff_t v_offset, int position))                                                                                       \
     /* out[i] = silu(bias[i] + sum over k of weight[k][i] * taps[k][i]); bias may be NULL */                                    \
     K(void, conv_row,                                                                                                           \
       (const float *const *taps, int d_conv, const float *weight, ptrdiff_t ld_weight, const float *bias, int n, float *out))   \
@@ -96,7 +100,7 @@ enum { FC_ATTENTION_ROWS = 96, FC_PASS_ROWS = 8 };
 static inline size_t fc_attention_scratch_floats(int head_dim)
 {
     return (size_t)FC_ATTENTION_ROWS * (2 * fc_pad(head_dim) + 2) +
-           FC_PASS_ROWS * ((size_t)FC_SEGMENT_TOKENS + fc_pad(head_dim));
+           FC_PASS_ROWS * ((size_t)FC_SEGMENT_TOKENS + fc_pad(head_dim)) + FC_BLOCK_TOKENS * (size_t)fc_pad(head_dim);
 }
 
 extern const fc_kernels fc_kernels_scalar;

@@ -9,6 +9,12 @@ static uint8_t *cache_of(const team_member *m, const fc_op *op, int seq, int pos
     return kv->base + fc_block_table(m->step, seq)[position / FC_BLOCK_TOKENS] * kv->block_bytes + op->layer * kv->layer_bytes;
 }
 
+/* What a vector [num_kv_heads][head_dim] has for a head, or NULL. */
+static const float *of_head(const fc_op *op, const float *vector, int kv_head)
+{
+    return vector ? vector + (ptrdiff_t)kv_head * op->head_dim : NULL;
+}
+
 void fc_finish_heads(const team_member *m, const fc_op *op, range heads, float *qkv, ptrdiff_t ld)
 {
     const fc_step *step = m->step;
@@ -25,8 +31,8 @@ void fc_finish_heads(const team_member *m, const fc_op *op, range heads, float *
                 float *x = qkv + r * ld + (ptrdiff_t)h * head_dim;
                 int kv_head = h - op->num_heads, is_v = kv_head >= op->num_kv_heads;
                 if (is_v) {
-                    m->run->kernels->write_kv(x, head_dim, kv->dtype, 1, layer + (kv_head - op->num_kv_heads) * kv->head_bytes,
-                                              kv->v_offset, position);
+                    m->run->kernels->write_kv(x, NULL, NULL, head_dim, kv->dtype, 1,
+                                              layer + (kv_head - op->num_kv_heads) * kv->head_bytes, kv->v_offset, position);
                     continue;
                 }
                 const float *norm = kv_head < 0 ? op->q_norm : op->k_norm;
@@ -40,8 +46,8 @@ void fc_finish_heads(const team_member *m, const fc_op *op, range heads, float *
                 }
                 m->run->kernels->rope(x, cos, sin, head_dim, x);
                 if (kv_head >= 0) {
-                    m->run->kernels->write_kv(x, head_dim, kv->dtype, 0, layer + kv_head * kv->head_bytes, kv->v_offset,
-                                              position);
+                    m->run->kernels->write_kv(x, of_head(op, op->key_center, kv_head), of_head(op, op->key_unit, kv_head),
+                                              head_dim, kv->dtype, 0, layer + kv_head * kv->head_bytes, kv->v_offset, position);
                 }
             }
         }
@@ -95,8 +101,10 @@ void fc_run_cache_write(const team_member *m, const fc_op *op)
             for (int h = heads.begin; h < heads.end; h++) {
                 uint8_t *head = layer + h * kv->head_bytes;
                 ptrdiff_t column = (ptrdiff_t)h * op->head_dim;
-                m->run->kernels->write_kv(k + r * ld_k + column, op->head_dim, kv->dtype, 0, head, kv->v_offset, position);
-                m->run->kernels->write_kv(v + r * ld_v + column, op->head_dim, kv->dtype, 1, head, kv->v_offset, position);
+                m->run->kernels->write_kv(k + r * ld_k + column, of_head(op, op->key_center, h), of_head(op, op->key_unit, h),
+                                          op->head_dim, kv->dtype, 0, head, kv->v_offset, position);
+                m->run->kernels->write_kv(v + r * ld_v + column, NULL, NULL, op->head_dim, kv->dtype, 1, head, kv->v_offset,
+                                          position);
             }
         }
     }
@@ -123,6 +131,7 @@ static fc_attention_task attention_of(const team_member *m, const fc_op *op, int
         .limit_step = op->causal ? 1 : 0,
         .score_scale = op->score_scale,
         .kv = &step->kv,
+        .key_unit = of_head(op, op->key_unit, head),
         .head_base = step->kv.base + op->layer * step->kv.layer_bytes + head * step->kv.head_bytes,
         .blocks = fc_block_table(step, seq),
         .out = out + row * ld_out + (ptrdiff_t)head * group * op->head_dim,

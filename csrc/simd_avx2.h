@@ -87,6 +87,13 @@ static inline p16 p16_load_f16(const void *p)
     return (p16){_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
 }
 
+static inline p16 p16_load_s8(const void *p)
+{
+    __m128i bytes = _mm_loadu_si128((const __m128i *)p);
+    return (p16){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+                 _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes)))};
+}
+
 static inline void p16_store_f16(void *p, p16 a)
 {
     __m128i *h = (__m128i *)p;

@@ -105,6 +105,14 @@ static inline p16 p16_load_f16(const void *p)
     return (p16){vcvt_f32_f16(vget_low_f16(h0)), vcvt_high_f32_f16(h0), vcvt_f32_f16(vget_low_f16(h1)), vcvt_high_f32_f16(h1)};
 }
 
+static inline p16 p16_load_s8(const void *p)
+{
+    int8x16_t bytes = vld1q_s8((const int8_t *)p);
+    int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
+    return (p16){vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_high_s16(low)),
+                 vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_high_s16(high))};
+}
+
 static inline void p16_store_f16(void *p, p16 x)
 {
     vst1q_f16((float16_t *)p, vcombine_f16(vcvt_f16_f32(x.a), vcvt_f16_f32(x.b)));

@@ -85,6 +85,8 @@ static inline p16 p16_load_f16(const void *p)
     FC_EACH(fc_half_to_float(h[i]));
 }
 
+static inline p16 p16_load_s8(const void *p) { FC_EACH((float)((const int8_t *)p)[i]); }
+
 static inline void p16_store_f16(void *p, p16 a)
 {
     uint16_t *h = (uint16_t *)p;

@@ -40,6 +40,8 @@ cdef extern from "fastcore.h" nogil:
         int32_t fused_heads, num_heads, num_kv_heads, head_dim, layer, causal
         const float *q_norm
         const float *k_norm
+        const float *key_center
+        const float *key_unit
         float key_scale, score_scale
         int32_t column, src2, gate, d_conv, d_state, num_groups, norm_before_gate
         const float *conv
@@ -80,7 +82,7 @@ cdef extern from "fastcore.h" nogil:
         int32_t num_ops
     int fc_pad(int n)
     int fc_row_floats(int n)
-    int fc_kv_bytes(int dtype)
+    ptrdiff_t fc_kv_part_bytes(int dtype, int features)
     size_t fc_packed_bytes(int out_features, int in_features, fc_dtype dtype)
     int fc_pack_rows(void *panels, fc_dtype dtype, int in_features, const void *src, fc_dtype src_dtype, int num_rows,
                      int first_row, int group_stride, int num_threads)

@@ -16,6 +16,7 @@ MAX_LABELS: int
 DTYPES: dict[str, int]
 OP_KINDS: dict[str, int]
 STORED_AS: dict[str, np.dtype[Any]]
+KV_DTYPES: tuple[str, ...]
 
 def available_isas() -> tuple[str, ...]: ...
 def active_isa() -> str: ...

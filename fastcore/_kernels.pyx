@@ -36,6 +36,7 @@ MAX_LABELS = FC_MAX_LABELS
 # The formats of weights, and how NumPy stores the elements of tensors that can be packed into them.
 DTYPES = {fc_format_of(i).name.decode(): i for i in range(FC_NUM_DTYPES)}
 STORED_AS = {name: np.dtype(fc_format_of(i).stored_as.decode()) for name, i in DTYPES.items() if fc_format_of(i).stored_as != NULL}
+KV_DTYPES = ("f32", "f16", "int8")
 OP_KINDS = {fc_op_name(kind).decode(): kind for kind in range(FC_NUM_OP_KINDS)}
 _EPILOGUES = {"store": FC_STORE, "add": FC_ADD, "swiglu": FC_SWIGLU}
 _ROW_SETS = {"all": FC_ROWS_ALL, "out": FC_ROWS_OUT}
@@ -95,17 +96,16 @@ cdef class KVBlocks:
     cdef list _owners  # of each block, how many hold it
 
     def __cinit__(self, int num_layers, int num_kv_heads, int head_dim, str dtype, int num_blocks):
-        if dtype not in ("f32", "f16"):
-            raise ValueError(f"KV dtype {dtype!r}; known: f32, f16")
+        if dtype not in KV_DTYPES:
+            raise ValueError(f"KV dtype {dtype!r}; known: {', '.join(KV_DTYPES)}")
         if (not 0 < num_layers <= _MAX_LAYERS or not 0 < num_kv_heads <= _MAX_KV_HEADS or not 0 < head_dim <= FC_MAX_HEAD_DIM
                 or num_blocks < 1):
             raise ValueError(f"KV cache of {num_layers} layers, {num_kv_heads} heads of {head_dim}, {num_blocks} blocks")
         self.dtype, self.num_layers, self.num_kv_heads = dtype, num_layers, num_kv_heads
         self.head_dim, self.num_blocks = head_dim, num_blocks
         self.c.dtype = DTYPES[dtype]
-        cdef ptrdiff_t element = fc_kv_bytes(self.c.dtype)
-        self.c.v_offset = element * FC_BLOCK_TOKENS * head_dim
-        self.c.head_bytes = self.c.v_offset + element * FC_BLOCK_TOKENS * fc_pad(head_dim)
+        self.c.v_offset = fc_kv_part_bytes(self.c.dtype, head_dim)
+        self.c.head_bytes = self.c.v_offset + fc_kv_part_bytes(self.c.dtype, fc_pad(head_dim))
         self.c.layer_bytes = self.c.head_bytes * num_kv_heads
         self.c.block_bytes = self.c.layer_bytes * num_layers
         self.memory = zeros(<object>self.c.block_bytes * <object>num_blocks)
@@ -321,6 +321,7 @@ cdef class Program:
         op.head_dim, op.layer = getattr(heads, "head_dim", 0), getattr(heads, "layer", 0)
         op.q_norm, op.k_norm = self._vector(heads, "q_norm"), self._vector(heads, "k_norm")
         op.key_scale = getattr(heads, "key_scale", 1.0)
+        op.key_center, op.key_unit = self._vector(heads, "key_center"), self._vector(heads, "key_unit")
         return 0
 
     cdef const float *_vector(self, object record, str name) except? NULL:

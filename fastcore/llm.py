@@ -56,7 +56,7 @@ class LLMOptions(TypedDict, total=False):
     max_seq_len: longest prompt and output together; None, the default, is the model's own.
     kv_cache_bytes: cap of the KV cache, which grows only as it is used; None, the default, is 4 GiB, or a quarter of
     the machine's memory where that is less.
-    kv_dtype: f32, the default | f16.
+    kv_dtype: f32, the default | f16 | int8.
     prefix_cache: whether what was computed of earlier texts is kept, under the same cap, for those that begin alike;
     True, the default. Results are the same bits.
     speculate: ngram guesses tokens from the text so far, which makes texts that repeat themselves or the prompt faster

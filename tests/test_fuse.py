@@ -134,7 +134,7 @@ def test_what_is_needed_otherwise_is_not_fused_away(tiny_folder: Callable[..., P
         size, w = config.hidden_size, weights.under("model.layers.0")
         m, norm = Recorder(), w.vector("input_layernorm.weight", config.hidden_size)
         hidden = m.embed(weights.linear("model.embed_tokens", config.vocab_size, size))
-        q, k, v = qkv(m, m.rms_norm(hidden, norm, 1e-5), w.under("self_attn"), config)
+        q, k, v, _ = qkv(m, m.rms_norm(hidden, norm, 1e-5), w.under("self_attn"), config)
         mixed = m.attention(0, q, m.rope(k, config.head_dim), v, config.head_dim)
         x = m.rms_norm(hidden, norm, 1e-5)
         hidden += o_proj(m, mixed, w.under("self_attn"), config)
@@ -167,7 +167,7 @@ def post_norm(m: Recorder, config: ModelConfig, weights: Weights) -> None:
     embed_tokens = weights.linear("model.embed_tokens", config.vocab_size, size)
     hidden = m.embed(embed_tokens)
     for layer, w in weights.layers("model.layers", config.num_hidden_layers):
-        q, k, v = qkv(m, hidden, w.under("self_attn"), config)
+        q, k, v, _ = qkv(m, hidden, w.under("self_attn"), config)
         q, k = m.rope(q, head_dim), m.rope(k, head_dim)
         mixed = o_proj(m, m.attention(layer, q, k, v, head_dim, score_scale=0.11), w.under("self_attn"), config)
         hidden += m.rms_norm(mixed, w.vector("input_layernorm.weight", size), eps)

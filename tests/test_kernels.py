@@ -12,8 +12,8 @@ from steps import DTYPES, OpList, normal, packed, rounded, run_rows
 from tiny import store
 
 from fastcore import _kernels
-from fastcore._kernels import BLOCK_TOKENS, SEGMENT_TOKENS, KVBlocks, PackedLinear
-from fastcore.model.ops import OUTPUT, FinishHeads, Heads
+from fastcore._kernels import BLOCK_TOKENS, KV_DTYPES, SEGMENT_TOKENS, KVBlocks, PackedLinear
+from fastcore.model.ops import OUTPUT, Attention, FinishHeads, Heads
 
 Compute = Callable[[int], np.ndarray]  # of a number of threads
 
@@ -251,18 +251,37 @@ def rope_tables(num_positions: int, head_dim: int) -> tuple[np.ndarray, np.ndarr
 def cached(kv: KVBlocks, layer: int, head: int, blocks: Iterable[int], length: int) -> tuple[np.ndarray, np.ndarray]:
     """K and V [length, head_dim] of one head, read out of the cache's memory by the documented layout."""
     dim, padded = kv.head_dim, -(-kv.head_dim // 16) * 16
-    element = np.dtype(np.float32 if kv.dtype == "f32" else np.float16)
-    whole = kv.memory.view(element).reshape(kv.num_blocks, kv.num_layers, kv.num_kv_heads, -1)
+    whole = np.asarray(kv.memory).reshape(kv.num_blocks, kv.num_layers, kv.num_kv_heads, -1)
     ks, vs = [], []
     for block in blocks:
-        memory = whole[block, layer, head]
-        k, v = memory[: BLOCK_TOKENS * dim], memory[BLOCK_TOKENS * dim :]
-        ks.append(k.reshape(BLOCK_TOKENS // 16, dim, 16).swapaxes(1, 2).reshape(BLOCK_TOKENS, dim))
-        vs.append(v.reshape(padded // 16, BLOCK_TOKENS, 16).swapaxes(0, 1).reshape(BLOCK_TOKENS, padded)[:, :dim])
-    return np.concatenate(ks)[:length], np.concatenate(vs)[:length]
+        k, rest = part(whole[block, layer, head], kv.dtype, dim)
+        v, _ = part(rest, kv.dtype, padded)
+        k = k.reshape(BLOCK_TOKENS // 16, dim, 16).swapaxes(1, 2).reshape(BLOCK_TOKENS, dim)
+        v = v.reshape(padded // 16, BLOCK_TOKENS, 16).swapaxes(0, 1).reshape(BLOCK_TOKENS, padded)
+        if kv.dtype == "int8":
+            parts = (whole[block, layer, head], dim), (rest, padded)
+            scales = [np.repeat(scales_of(*each), 32, axis=0).T for each in parts]
+            k, v = k * scales[0][:, :dim], v * scales[1][:, :padded]
+        ks.append(k)
+        vs.append(v[:, :dim])
+    return np.concatenate(ks)[:length].astype(np.float32), np.concatenate(vs)[:length].astype(np.float32)
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
+def part(memory: np.ndarray, dtype: str, features: int) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of the K or V that memory begins with, and the memory after its scales."""
+    stored = np.dtype({"f32": np.float32, "f16": np.float16, "int8": np.int8}[dtype])
+    numbers = BLOCK_TOKENS * features * stored.itemsize
+    scales = BLOCK_TOKENS * 4 * -(-features // 32) if dtype == "int8" else 0
+    return memory[:numbers].view(stored), memory[numbers + scales :]
+
+
+def scales_of(memory: np.ndarray, features: int) -> np.ndarray:
+    """[groups of 32 features, BLOCK_TOKENS] of the K or V of int8 that memory begins with."""
+    groups = -(-features // 32)
+    return memory[BLOCK_TOKENS * features :][: BLOCK_TOKENS * 4 * groups].view(np.float32).reshape(groups, BLOCK_TOKENS)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("with_norm", [False, True])
 @pytest.mark.parametrize("head_dim", [2, 6, 8, 16, 24, 64, 128])
 def test_heads_are_normalised_rotated_and_cached(isa: str, head_dim: int, with_norm: bool, kv_dtype: str) -> None:
@@ -270,7 +289,11 @@ def test_heads_are_normalised_rotated_and_cached(isa: str, head_dim: int, with_n
     num_heads, num_kv_heads, lengths, positions = 6, 2, [5, 18], [30, 0]
     rows, width = sum(lengths), (num_heads + 2 * num_kv_heads) * head_dim
     q_norm, k_norm = (normal(head_dim, seed=seed) if with_norm else None for seed in (1, 2))
-    heads = Heads(num_heads, num_kv_heads, head_dim, 1, q_norm, k_norm, key_scale=0.39)
+    center, unit = 3 * normal(num_kv_heads, head_dim, seed=5), np.exp2(np.rint(normal(num_kv_heads, head_dim, seed=6)))
+    code = {"key_center": center.reshape(-1), "key_unit": unit.reshape(-1)}
+    heads = Heads(num_heads, num_kv_heads, head_dim, 1, q_norm, k_norm, key_scale=0.39, **code)
+    if kv_dtype != "int8":
+        center, unit = 0 * center, 0 * unit + 1
     x, weight = normal(rows, 20), normal(width, 20, seed=3) / 4
     at = np.concatenate([np.arange(p, p + n) for p, n in zip(positions, lengths, strict=True)])
     cos, sin = (table[at] for table in rope_tables(40, head_dim))
@@ -299,9 +322,9 @@ def test_heads_are_normalised_rotated_and_cached(isa: str, head_dim: int, with_n
     for head in range(num_kv_heads):
         for sequence, table, start, end in ((first, [4, 2], 30, 35), (second, [0], 0, 18)):
             cached_k, cached_v = cached(kv, 1, head, table, end)
-            stored = found.astype(np.float32 if kv_dtype == "f32" else np.float16)
-            assert np.array_equal(cached_k[start:], stored[sequence, num_heads + head])
-            assert np.array_equal(cached_v[start:], stored[sequence, num_heads + num_kv_heads + head])
+            keys, values = found[sequence, num_heads + head], found[sequence, num_heads + num_kv_heads + head]
+            assert np.array_equal(cached_k[start:], ops.in_cache((keys - center[head]) / unit[head], kv_dtype))
+            assert np.array_equal(cached_v[start:], ops.in_cache(values, kv_dtype))
 
 
 # ---------------------------------------------------------------- attention
@@ -343,11 +366,11 @@ def attention_case(
         return after[dst].reshape(queries, num_heads, head_dim).copy()
 
     q, k, v = np.split(qkv, [num_heads, num_heads + num_kv_heads], axis=1)
-    k, v = (rounded(array, kv_dtype) for array in (k, v))
+    k, v = (ops.in_cache(array, kv_dtype) for array in (k, v))
     return compute, ops.attention(q[-queries:], k, v, causal), tolerances.ATTENTION * np.abs(v).max()
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("group", [1, 2, 3, 7])
 def test_attention(isa: str, group: int, causal: bool, kv_dtype: str) -> None:
@@ -357,12 +380,42 @@ def test_attention(isa: str, group: int, causal: bool, kv_dtype: str) -> None:
             assert_within(compute(num_threads), expected, bound)
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("head_dim", [2, 6, 16, 24, 64, 128])
 def test_attention_at_head_dims(isa: str, head_dim: int, kv_dtype: str) -> None:
     for queries in (1, 7, 40):
         compute, expected, bound = attention_case(40, queries, head_dim=head_dim, kv_dtype=kv_dtype)
         assert_within(compute(2), expected, bound)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_key_code_changes_no_attention(isa: str, kv_dtype: str) -> None:
+    """But for the rounding of keys in int8, which large biases would make large without it."""
+    rng, length = np.random.default_rng(0), 70
+    bias = np.where(rng.random((2, 24)) < 0.2, 300, 1).astype(np.float32)
+    wide = np.where(rng.random((2, 24)) < 0.2, 64, 1).astype(np.float32)  # keys large where queries are small
+    qkv = normal(length, 10, 24)
+    qkv[:, :6] /= np.repeat(wide, 3, axis=0)
+    qkv[:, 6:8] = qkv[:, 6:8] * wide + bias
+    cos, sin = np.ones((length, 12), np.float32), np.zeros((length, 12), np.float32)
+    q, k, v = np.split(qkv, [6, 8], axis=1)
+    errors = []
+    for code in ({"key_center": bias.reshape(-1), "key_unit": wide.reshape(-1)}, {}):
+        heads = Heads(6, 2, 24, 0, **code)
+        recorder = OpList()
+        src, dst = recorder.buffer(heads.width), recorder.buffer(6 * 24)
+        recorder.append(FinishHeads(src, heads))
+        recorder.append(Attention(src, dst, 6, 2, 24, 0, 24**-0.5, key_unit=heads.key_unit))
+        kv, blocks = KVBlocks(1, 2, 24, kv_dtype, 3), np.array([[2, 0, 1]], np.int32)
+        rows = qkv.reshape(length, -1)
+        found = run_rows(recorder, {src: rows}, num_threads=2, kv=kv, blocks=blocks, cos=cos, sin=sin)[dst]
+        found = found.reshape(length, 6, 24)
+        center, unit = (bias, wide) if kv_dtype == "int8" and code else (0, np.float32(1))
+        held = ops.in_cache((k - center) / unit, kv_dtype) * unit
+        expected = ops.attention(q, held, ops.in_cache(v, kv_dtype), True)
+        assert_within(found, expected, 20 * tolerances.ATTENTION * np.abs(v).max())  # scores of hundreds
+        errors.append(np.abs(found - ops.attention(q, k, v, True)).max())
+    assert errors[0] < errors[1] / 10 if kv_dtype == "int8" else errors[0] == errors[1]
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -400,7 +453,7 @@ BITS |= {f"swiglu {rows}": swiglu_case(rows, 65, 97, "bf16", True, 0.88)[0] for 
 BITS |= {
     f"attention {length} {queries} {kv_dtype}": attention_case(length, queries, 3, 2, 24, kv_dtype=kv_dtype)[0]
     for length, queries in ((1, 1), (40, 40), (1100, 1), (1100, 4), (600, 50))
-    for kv_dtype in ("f32", "f16")
+    for kv_dtype in KV_DTYPES
 }
 
 

@@ -13,6 +13,7 @@ from oracle import llama, qwen2, qwen3
 from tiny import make_prompt, store, tiny_checkpoint, write_json, write_weights
 
 from fastcore import _kernels
+from fastcore._kernels import KV_DTYPES
 from fastcore.checkpoints.open import open_checkpoint
 from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
 from fastcore.errors import CacheFullError, CheckpointError, UnsupportedModelError
@@ -158,7 +159,7 @@ def chunkings(length: int) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("model_type", ORACLES)
 def test_any_chunking_threads_and_instruction_set_give_the_same_bits(
@@ -175,7 +176,7 @@ def test_any_chunking_threads_and_instruction_set_give_the_same_bits(
                     assert np.array_equal(found, expected), (isa, num_threads, chunks)
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_long_contexts_give_the_same_bits_in_any_chunks_and_threads(isa: str, tiny_folder, kv_dtype: str) -> None:
     """More than two segments of positions; decode steps, and steps of up to four rows, share them between threads."""
     model, token_ids = load_model(tiny_folder("llama", max_position_embeddings=2048)), make_prompt(1100)
@@ -199,7 +200,7 @@ SCHEDULE = (
 )
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("model_type", ORACLES)
 def test_a_batch_equals_its_sequences_alone(isa: str, tiny_folder, model_type: str, kv_dtype: str) -> None:
     model = load_model(tiny_folder(model_type, max_position_embeddings=2048))

@@ -14,7 +14,7 @@ import pytest
 from tiny import make_prompt
 
 from fastcore import LLM, SamplingParams
-from fastcore._kernels import BLOCK_TOKENS, HeldBlocks, KVBlocks
+from fastcore._kernels import BLOCK_TOKENS, KV_DTYPES, HeldBlocks, KVBlocks
 from fastcore.engine import scheduler as planner
 from fastcore.engine.completion import Completion
 from fastcore.engine.prefixes import PrefixCache
@@ -31,7 +31,7 @@ def is_whole(llm: LLM) -> bool:
     return llm.pool.free_positions == llm.pool.num_blocks * BLOCK_TOKENS
 
 
-@pytest.fixture(params=["f32", "f16"])
+@pytest.fixture(params=KV_DTYPES)
 def kv_dtype(request: pytest.FixtureRequest) -> str:
     dtype: str = request.param
     return dtype

@@ -13,7 +13,7 @@ from sizes import AWKWARD_SIZES
 from steps import OpList, run_rows
 
 from fastcore import _kernels
-from fastcore._kernels import BLOCK_TOKENS, DTYPES, SEGMENT_TOKENS, KVBlocks, PackedLinear, Workspace
+from fastcore._kernels import BLOCK_TOKENS, DTYPES, KV_DTYPES, SEGMENT_TOKENS, KVBlocks, PackedLinear, Workspace
 from fastcore.model import ops
 from fastcore.model.ops import OUTPUT, Heads
 
@@ -247,7 +247,7 @@ def check(seed: int) -> None:
     """AssertionError where random steps, on random threads, give other bits than each sequence alone on one."""
     rng = np.random.default_rng(seed)
     random = RandomProgram(rng)
-    kv_dtype = str(rng.choice(("f32", "f16")))
+    kv_dtype = str(rng.choice(KV_DTYPES))
     lengths = [int(rng.choice(LENGTHS)) for _ in range(rng.integers(1, 5))]
     if rng.random() < 0.2:
         lengths[0] = SEGMENT_TOKENS + int(rng.choice((1, 31, 90)))  # contexts that threads share

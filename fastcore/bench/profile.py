@@ -21,12 +21,14 @@ class OpProfile:
     weight_bytes: int
 
 
-def profile(model: Model, num_threads: int, *, rows: int, depth: int, repeats: int) -> list[OpProfile]:
+def profile(
+    model: Model, num_threads: int, *, rows: int, depth: int, repeats: int, kv_dtype: str = "f32"
+) -> list[OpProfile]:
     """Where steps of `rows` tokens spend their time, from position `depth` on, by kind of op and shape of weights.
 
     An average of `repeats` steps, one after the other; the last entry is the time outside the program. rows 1: decode.
     """
-    engine = Fastcore(model, num_threads)
+    engine = Fastcore(model, num_threads, kv_dtype)
     tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, depth + rows * repeats).astype(np.int32)
     op_seconds = np.zeros(model.program.num_ops)
     engine.start(1, len(tokens))

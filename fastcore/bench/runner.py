@@ -48,7 +48,7 @@ class Runner(Protocol):
 
 
 class Fastcore:
-    """The engine that this package is. kv_dtype: f32 | f16."""
+    """The engine that this package is. kv_dtype: f32 | f16 | int8."""
 
     def __init__(self, model: Model, num_threads: int, kv_dtype: str = "f32") -> None:
         from fastcore import __version__

@@ -113,6 +113,7 @@ def measure(
     *,
     repeats: int = 3,
     peers: Iterable[tuple[str, Callable[[], Runner]]] = (),
+    kv_dtype: str = "f32",
 ) -> BenchResult:
     """Time workloads on fastcore, and on each peer in turns with it, beside the limits of the machine.
 
@@ -121,7 +122,7 @@ def measure(
     """
     if repeats < 1:
         raise ValueError(f"repeats is {repeats}; expected at least 1")
-    own = Fastcore(model, num_threads)
+    own = Fastcore(model, num_threads, kv_dtype)
     data = read_buffer(max(1 << 24, min(own.weight_bytes, MAX_READ_BYTES)))
     limits = MachineLimits.measure(num_threads, data)
     own_timings: dict[Workload, Timing] = {}

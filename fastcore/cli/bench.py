@@ -12,10 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastcore.cli.options import MODEL, add_model
+from fastcore.cli.options import MODEL, add_kv_dtype, add_model
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from fastcore.bench.profile import OpProfile
+    from fastcore.bench.runner import Runner
     from fastcore.bench.timing import BenchResult, Timing
 
 __all__ = ["configure", "run"]
@@ -29,6 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--new-tokens", type=int, default=64, metavar="N", help="(default: 64)")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs; the best counts (default: 3)")
     parser.add_argument("--dtype", default="auto", help="one that `fastcore info` lists (default: auto, as stored)")
+    add_kv_dtype(parser)
     parser.add_argument("--threads", type=int, metavar="N", help="threads to run (default: see `fastcore info`)")
     parser.add_argument("--peers", action="store_true", help="run llama.cpp and torch beside, where installed")
     parser.add_argument("--plot", metavar="FILE", help="draw a roofline of more prompts and batches (.png, .svg, .pdf)")
@@ -53,17 +57,18 @@ def run(args: argparse.Namespace) -> int:
     workloads = standard_workloads(args.prompt_tokens, args.new_tokens, plot=bool(args.plot))
     path = resolve(args.model)
     model = load_model(path, args.dtype, threads)
+    peers: Iterable[tuple[str, Callable[[], Runner]]] = ()
     if args.peers:
         from fastcore.bench.peers import peers_of
 
-        result = measure(model, threads, workloads, repeats=args.repeat, peers=peers_of(path, threads))
-    else:
-        result = measure(model, threads, workloads, repeats=args.repeat)
+        peers = peers_of(path, threads)
+    result = measure(model, threads, workloads, repeats=args.repeat, peers=peers, kv_dtype=args.kv_dtype)
     profiles: dict[str, list[OpProfile]] = {}
     if args.profile:
         depth = args.prompt_tokens
-        profiles["prefill"] = profile(model, threads, rows=min(512, depth), depth=0, repeats=1)
-        profiles["decode"] = profile(model, threads, rows=1, depth=depth, repeats=PROFILED_STEPS)
+        shown = {"prefill": (min(512, depth), 0, 1), "decode": (1, depth, PROFILED_STEPS)}
+        for name, (rows, start, repeats) in shown.items():
+            profiles[name] = profile(model, threads, rows=rows, depth=start, repeats=repeats, kv_dtype=args.kv_dtype)
     if args.json:
         facts = {"model": path.name, **result.to_dict(), "machine": machine_facts()}
         print(json.dumps(facts | {f"{name}_profile": list(map(asdict, ops)) for name, ops in profiles.items()}))

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MODEL",
+    "add_kv_dtype",
     "add_loading_options",
     "add_model",
     "add_sampling_options",
@@ -49,11 +50,15 @@ def add_loading_options(parser: argparse.ArgumentParser, *, kv_dtype: bool = Tru
         "--max-seq-len", type=int, metavar="N", help="longest prompt and output together (default: the model's own)"
     )
     if kv_dtype:
-        group.add_argument("--kv-dtype", default="f32", help="of the KV cache: f32 | f16 (default: f32)")
+        add_kv_dtype(group)
         group.add_argument(
             "--speculate", default="off", choices=["off", "ngram"],
             help="ngram: guess tokens from the text so far; the same tokens, faster where text repeats (default: off)",
         )  # fmt: skip
+
+
+def add_kv_dtype(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--kv-dtype", default="f32", help="of the KV cache: f32 | f16 | int8 (default: f32)")
 
 
 def load_llm(model: "str | Checkpoint | None", args: argparse.Namespace) -> "LLM":

@@ -29,7 +29,7 @@ class StatePool:
     The recurrent state of a sequence, where the model has such, fills state_blocks consecutive blocks.
 
     max_bytes: the cap; what one sequence of one block needs is always held.
-    kv_dtype: f32 | f16.
+    kv_dtype: f32 | f16 | int8.
     """
 
     def __init__(self, model: Model, max_bytes: int, kv_dtype: str = "f32") -> None:

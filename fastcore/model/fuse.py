@@ -109,7 +109,7 @@ def _heads(uses: _Uses, buffers: list[Buffer]) -> Iterator[Places]:
         q_norm, k_norm = (uses.ops[found[1]] if len(found) == 4 else None for found in (q_ops, k_ops))
         if maps is None or uses.touched(("kv", write.layer), min(indices), i):
             continue
-        shape = _head_shape(attention, maps, q_norm, k_norm)
+        shape = _head_shape(write, attention, maps, q_norm, k_norm)
         if shape is None:
             continue
         heads, eps = shape
@@ -130,7 +130,7 @@ def _heads(uses: _Uses, buffers: list[Buffer]) -> Iterator[Places]:
 
 
 def _head_shape(
-    attention: Attention, maps: list[Linear], q_norm: Op | None, k_norm: Op | None
+    write: CacheWrite, attention: Attention, maps: list[Linear], q_norm: Op | None, k_norm: Op | None
 ) -> tuple[Heads, float] | None:
     """The heads, and the eps of their norms; None where they cannot be finished together."""
     q, k, v = maps
@@ -148,6 +148,8 @@ def _head_shape(
         q_norm.norm if isinstance(q_norm, HeadNorm) else None,
         k_norm.norm if isinstance(k_norm, HeadNorm) else None,
         k_norm.scale if isinstance(k_norm, HeadNorm) else k.scale,
+        write.key_center,
+        write.key_unit,
     )
     return heads, norms[0].eps if norms else 0.0
 

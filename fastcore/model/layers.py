@@ -3,6 +3,8 @@
 import numpy as np
 
 from fastcore.model.config import MambaConfig, ModelConfig
+from fastcore.model.key_code import key_code
+from fastcore.model.ops import Vector
 from fastcore.model.recorder import Recorder, Rows
 from fastcore.model.weights import Weights
 
@@ -18,14 +20,22 @@ def qkv(
     bias: bool = False,
     src_scale: float = 1.0,
     key_scale: float = 1.0,
-) -> tuple[Rows, Rows, Rows]:
-    """q, k and v of src_scale x: [num_rows, heads * head_dim] with the heads that each has."""
+) -> tuple[Rows, Rows, Rows, tuple[Vector, Vector] | None]:
+    """q, k and v of src_scale x: [num_rows, heads * head_dim] with the heads that each has.
+
+    And the key code of such keys, where they have a bias and are rotated without a norm.
+    """
     q_size = config.num_attention_heads * config.head_dim
     kv_size, hidden = config.num_key_value_heads * config.head_dim, config.hidden_size
-    q = m.linear(x, w.linear("q_proj", q_size, hidden, bias=bias), src_scale=src_scale)
-    k = m.linear(x, w.linear("k_proj", kv_size, hidden, bias=bias), src_scale=src_scale, scale=key_scale)
+    q_proj = w.linear("q_proj", q_size, hidden, bias=bias)
+    k_proj = w.linear("k_proj", kv_size, hidden, bias=bias)
+    q = m.linear(x, q_proj, src_scale=src_scale)
+    k = m.linear(x, k_proj, src_scale=src_scale, scale=key_scale)
     v = m.linear(x, w.linear("v_proj", kv_size, hidden, bias=bias), src_scale=src_scale)
-    return q, k, v
+    code = None
+    if q_proj.bias is not None and k_proj.bias is not None:
+        code = key_code(config, q_proj.bias, k_proj.bias * np.float32(key_scale))
+    return q, k, v, code
 
 
 def o_proj(

@@ -97,18 +97,21 @@ class Recorder:
         *,
         causal: bool = True,
         score_scale: float | None = None,
+        key_code: tuple[Vector, Vector] | None = None,
     ) -> Rows:
         """softmax(score_scale * q k^T) v, [num_rows, q's width]; k and v go into the cache of `layer`.
 
-        score_scale: 1 / sqrt(head_dim) if not given. Not causal, a row sees all rows of its sequence's step; no step
-        reads what another wrote, so all layers use one cache.
+        score_scale: 1 / sqrt(head_dim) if not given. key_code: key_center and key_unit [k's width], for a cache of few
+        bits. Not causal, a row sees all rows of its sequence's step; no step reads what another wrote, so all layers
+        use one cache.
         """
         layer, kv_heads = (layer if causal else 0), k.width // head_dim
+        center, unit = key_code or (None, None)
         made = self._rows(q.width)
-        self.ops.append(ops.CacheWrite(k.number, v.number, kv_heads, head_dim, layer))
+        self.ops.append(ops.CacheWrite(k.number, v.number, kv_heads, head_dim, layer, center, unit))
         scale = head_dim**-0.5 if score_scale is None else score_scale
         heads = q.width // head_dim
-        self.ops.append(ops.Attention(q.number, made.number, heads, kv_heads, head_dim, layer, scale, causal))
+        self.ops.append(ops.Attention(q.number, made.number, heads, kv_heads, head_dim, layer, scale, causal, unit))
         return made
 
     def conv(self, x: Rows, column: int, weight: NDArray[np.float32], bias: Vector | None) -> Rows:

@@ -61,6 +61,16 @@ def rope_rows(
     return (np.cos(angles) * scaling).astype(np.float32), (np.sin(angles) * scaling).astype(np.float32)
 
 
+def rotated_mean(rope: RopeConfig, heads: np.ndarray, num_positions: int) -> np.ndarray:
+    """The mean of vectors [num_heads, head_dim] rotated by the angles from position 0 to num_positions, in f64."""
+    frequencies, scaling = inv_freq(rope, heads.shape[1])
+    half = heads.shape[1] // 2
+    angles = num_positions * frequencies[:half]
+    cos, sin = scaling * np.sin(angles) / angles, scaling * (1 - np.cos(angles)) / angles
+    low, high = heads[:, :half].astype(np.float64), heads[:, half:]
+    return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=1)
+
+
 class RopeTable:
     """cos and sin by position, computed once and grown as longer sequences come; safe to share between threads."""
 

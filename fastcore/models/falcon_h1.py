@@ -29,8 +29,8 @@ def record(m: Recorder, config: ModelConfig, weights: Weights) -> None:
         x = m.rms_norm(hidden, w.vector("input_layernorm.weight", size), eps)
         # Every map that reads x stands before attention adds to the stream, so that each can normalise it itself.
         projected = mixer_in(m, x, w.under("mamba"), mamba, src_scale=ssm_in, section_scales=sections)
-        q, k, v = qkv(m, x, w.under("self_attn"), config, bias=bias, src_scale=attention_in, key_scale=key)
-        mixed = m.attention(layer, m.rope(q, head_dim), m.rope(k, head_dim), v, head_dim)
+        q, k, v, code = qkv(m, x, w.under("self_attn"), config, bias=bias, src_scale=attention_in, key_scale=key)
+        mixed = m.attention(layer, m.rope(q, head_dim), m.rope(k, head_dim), v, head_dim, key_code=code)
         hidden += o_proj(m, mixed, w.under("self_attn"), config, bias=bias, scale=attention_out)
         hidden += mixer_out(m, projected, w.under("mamba"), mamba, size, eps, scale=ssm_out)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fastcore._kernels import BLOCK_TOKENS, KVBlocks
+from fastcore._kernels import BLOCK_TOKENS, KV_DTYPES, KVBlocks
 from fastcore.checkpoints.checkpoint import Checkpoint
 from fastcore.checkpoints.open import ModelPath, opened
 from fastcore.model.config import ModelConfig
@@ -54,7 +54,7 @@ def plan_model(source: ModelPath | Checkpoint, max_rows: int, num_threads: int) 
                 program.max_layer + 1, config.num_key_value_heads, config.head_dim, kv_dtype, 1
             ).block_bytes
             // BLOCK_TOKENS
-            for kv_dtype in ("f32", "f16")
+            for kv_dtype in KV_DTYPES
         },
         recurrent_state_bytes=program.state_bytes,
         workspace_bytes=program.workspace_bytes(max_rows, config.context_length, num_threads),

@@ -18,8 +18,8 @@ def record(m: Recorder, config: ModelConfig, weights: Weights) -> None:
     for layer, w in weights.layers("model.layers", config.num_hidden_layers):
         w.known("self_attn.rotary_emb.inv_freq", (head_dim // 2,))  # computed anew, from the config
         x = m.rms_norm(hidden, w.vector("input_layernorm.weight", size), eps)
-        q, k, v = qkv(m, x, w.under("self_attn"), config, bias=bias)
-        mixed = m.attention(layer, m.rope(q, head_dim), m.rope(k, head_dim), v, head_dim)
+        q, k, v, code = qkv(m, x, w.under("self_attn"), config, bias=bias)
+        mixed = m.attention(layer, m.rope(q, head_dim), m.rope(k, head_dim), v, head_dim, key_code=code)
         hidden += o_proj(m, mixed, w.under("self_attn"), config, bias=bias)
 
         x = m.rms_norm(hidden, w.vector("post_attention_layernorm.weight", size), eps)

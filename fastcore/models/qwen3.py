@@ -23,7 +23,7 @@ def record_backbone(m: Recorder, config: ModelConfig, weights: Weights) -> tuple
     for layer, w in weights.layers("layers", config.num_hidden_layers):
         w.known("self_attn.rotary_emb.inv_freq", (head_dim // 2,))  # computed anew, from the config
         x = m.rms_norm(hidden, w.vector("input_layernorm.weight", size), eps)
-        q, k, v = qkv(m, x, w.under("self_attn"), config, bias=config.attention_bias)
+        q, k, v, _ = qkv(m, x, w.under("self_attn"), config, bias=config.attention_bias)
         q = m.rope(m.head_norm(q, w.vector("self_attn.q_norm.weight", head_dim), eps), head_dim)
         k = m.rope(m.head_norm(k, w.vector("self_attn.k_norm.weight", head_dim), eps), head_dim)
         mixed = m.attention(layer, q, k, v, head_dim, causal=config.is_causal)

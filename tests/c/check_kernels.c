@@ -103,8 +103,7 @@ static float *logits(const fc_program *program, const int *chunks, int num_threa
     float *output = (float *)zeroed(TOKENS * VOCAB * sizeof(float)),
           *tables = (float *)zeroed(TOKENS * HEAD_DIM * sizeof(float));
     float *workspace = (float *)malloc(fc_workspace_floats(program, TOKENS, 1, num_threads) * sizeof(float));
-    ptrdiff_t element = fc_kv_bytes(kv_dtype);
-    fc_kv_cache kv = {.dtype = kv_dtype, .v_offset = element * FC_BLOCK_TOKENS * HEAD_DIM};
+    fc_kv_cache kv = {.dtype = kv_dtype, .v_offset = fc_kv_part_bytes(kv_dtype, HEAD_DIM)};
     kv.head_bytes = 2 * kv.v_offset;
     kv.layer_bytes = KV_HEADS * kv.head_bytes;
     kv.block_bytes = LAYERS * kv.layer_bytes;
@@ -226,11 +225,12 @@ static uint64_t check_model(void)
         one_by_one[i] = 1;
     }
     const int *chunkings[] = {whole, pieces, one_by_one};
-    for (int half = 0; half < 2; half++) {
-        float *expected = logits(&program, whole, 1, half ? FC_F16 : FC_F32);
+    static const int kv_dtypes[] = {FC_F32, FC_F16, FC_INT8};
+    for (int d = 0; d < 3; d++) {
+        float *expected = logits(&program, whole, 1, kv_dtypes[d]);
         for (int c = 0; c < 3; c++) {
             for (int num_threads = 1; num_threads <= 3; num_threads++) {
-                float *found = logits(&program, chunkings[c], num_threads, half ? FC_F16 : FC_F32);
+                float *found = logits(&program, chunkings[c], num_threads, kv_dtypes[d]);
                 if (memcmp(expected, found, TOKENS * VOCAB * sizeof(float)) != 0) {
                     printf("chunking %d on %d threads differs\n", c, num_threads);
                     exit(1);

@@ -110,6 +110,21 @@ def attention(
     return np.einsum("hqk,khd->qhd", softmax(scores, dtype), v)
 
 
+def in_cache(x: np.ndarray, kv_dtype: str) -> np.ndarray:
+    """What keys or values [..., head_dim] are once they lie in a cache of f32, f16 or int8.
+
+    int8: scale * q for every 32 features, scale = largest / 127, in f32 as it is stored.
+    """
+    if kv_dtype != "int8":
+        return x.astype({"f32": np.float32, "f16": np.float16}[kv_dtype]).astype(np.float32)
+    groups = np.pad(x.astype(np.float32), [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % 32)])
+    groups = groups.reshape(*x.shape[:-1], -1, 32)
+    largest = np.abs(groups).max(-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        q = np.where(largest > 0, np.rint(groups * (np.float32(127) / largest)), 0).astype(np.float32)
+    return (q * (largest / np.float32(127))).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
+
+
 def causal_conv1d(
     x: np.ndarray,
     weight: np.ndarray,

@@ -18,7 +18,8 @@ MAX_GROUP = 96  # query heads that share a kv head
 class Heads:
     """q | k | v side by side, and what happens to them before attention: FinishHeads.
 
-    q_norm, k_norm: [head_dim]; key_scale: of k, before its rotation; layer: of the cache.
+    q_norm, k_norm: [head_dim]; key_scale: of k, before its rotation; layer: of the cache; key_center, key_unit: of
+    CacheWrite.
     """
 
     num_heads: int
@@ -28,6 +29,8 @@ class Heads:
     q_norm: Vector | None = None
     k_norm: Vector | None = None
     key_scale: float = 1.0
+    key_center: Vector | None = None
+    key_unit: Vector | None = None
 
     @property
     def width(self) -> int:
@@ -38,6 +41,7 @@ class Heads:
         _heads(self.num_heads, self.num_kv_heads, self.head_dim, self.layer)
         for what, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
             check_vector(what, norm, self.head_dim, optional=True)
+        _key_code(self.key_center, self.key_unit, self.num_kv_heads * self.head_dim)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,13 +88,20 @@ class Rope(Op):
 
 @dataclass(frozen=True, eq=False)
 class CacheWrite(Op):
-    """The cache of `layer` at each row's position = src, src2: k and v, [num_kv_heads, head_dim]."""
+    """The cache of `layer` at each row's position = src, src2: k and v, [num_kv_heads, head_dim].
+
+    key_center, key_unit: [num_kv_heads * head_dim], both or neither. A cache of int8 holds (k - key_center) / key_unit,
+    and attention multiplies queries by the units, which are powers of two. Without the center, scores of a row all
+    change by the same, and their softmax does not.
+    """
 
     src: int
     src2: int
     num_kv_heads: int
     head_dim: int
     layer: int
+    key_center: Vector | None = None
+    key_unit: Vector | None = None
     kind: ClassVar[str] = "cache_write"
 
     @property
@@ -106,6 +117,7 @@ class CacheWrite(Op):
         for number in (self.src, self.src2):
             shapes.read("the cache", number, self.num_kv_heads * self.head_dim)
         shapes.all_rows("the cache", self.src, self.src2)
+        _key_code(self.key_center, self.key_unit, self.num_kv_heads * self.head_dim)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +147,7 @@ class Attention(Op):
     """dst [num_heads, head_dim] = softmax(score_scale * q k^T) v over the positions that a row sees.
 
     q: the first num_heads * head_dim columns of src; k and v: the cache of `layer`. A row sees the positions up to its
-    own, or all of its sequence where not causal.
+    own, or all of its sequence where not causal. key_unit: of the cache, as CacheWrite says.
     """
 
     src: int
@@ -146,6 +158,7 @@ class Attention(Op):
     layer: int
     score_scale: float
     causal: bool = True
+    key_unit: Vector | None = None
     kind: ClassVar[str] = "attention"
 
     @property
@@ -163,12 +176,20 @@ class Attention(Op):
             raise ValueError(f"attention from buffer {self.src} to {self.dst}")
         shapes.write("attention", self.dst, self.num_heads * self.head_dim)
         shapes.all_rows("attention", self.src, self.dst)
+        check_vector("key_unit", self.key_unit, self.num_kv_heads * self.head_dim, optional=True)
 
 
 def _head_dim(head_dim: int) -> None:
     check_size("head_dim", head_dim, MAX_HEAD_DIM)
     if head_dim % 2:
         raise UnsupportedModelError(f"head_dim is {head_dim}; rotary positions need an even number")
+
+
+def _key_code(center: Vector | None, unit: Vector | None, size: int) -> None:
+    check_vector("key_center", center, size, optional=True)
+    check_vector("key_unit", unit, size, optional=True)
+    if (center is None) != (unit is None):
+        raise ValueError("key_center and key_unit come together")
 
 
 def _heads(num_heads: int, num_kv_heads: int, head_dim: int, layer: int) -> None:
