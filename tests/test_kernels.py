@@ -717,7 +717,7 @@ def test_halves_of_the_cache_round_as_numpy_does(isa: str) -> None:
     qkv[:, 2] = v.reshape(rows, head_dim)
     still = np.ones((rows, head_dim // 2), np.float32), np.zeros((rows, head_dim // 2), np.float32)
     run_rows(recorder, {src: qkv.reshape(rows, -1)}, kv=kv, cos=still[0], sin=still[1])
-    found = cached(kv, 0, 0, range(kv.num_blocks), rows)[1].reshape(-1)
+    found = cached(kv, 0, 0, range(kv.num_blocks), rows)[1].reshape(-1).astype(np.float16)
     with np.errstate(over="ignore"):
         expected = v.astype(np.float16)
     assert same_halves(found, expected)
