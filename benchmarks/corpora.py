@@ -111,7 +111,8 @@ def on_ray(model: str, count: int, kill: bool) -> None:
     import fastcore.ray
 
     ray.init(num_cpus=2, include_dashboard=False, logging_level="error", object_store_memory=300 << 20)
-    ray.data.DataContext.get_current().enable_progress_bars = False
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = context.print_on_execution_start = False
 
     def run(folder: Path) -> "tuple[pyarrow.Table, float]":
         mapped = fastcore.ray.mask(ray.data.read_parquet(str(folder)), "text", model=model, actors=2, threads=1)
@@ -161,6 +162,7 @@ def on_spark(model: str, count: int) -> None:
     import fastcore.spark
 
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
     spark = builder.config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     spark.conf.set("spark.sql.files.maxPartitionBytes", "64k")  # these files are small
@@ -246,9 +248,7 @@ def memory(model: str) -> None:
 def resident(model: str, barrier: Any, results: Any) -> None:
     runner = batches.Runner(batches.mask("text", model=model), 1)
     rng = random.Random(1)
-    runner(
-        [runner.model.tokenizer.decode(rng.choices(range(runner.model.config.vocab_size), k=50)) for _ in range(200)]
-    )
+    runner([runner.model.tokenizer.decode(rng.choices(range(100_000), k=50)) for _ in range(20)])
     barrier.wait()
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     results.put(1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:")))

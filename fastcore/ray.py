@@ -66,7 +66,8 @@ def _mapped(
         raise MissingPackageError("Ray Data is not installed: pip install 'fastcore-engine[ray]'") from error
     actors = actors or sum(node["Alive"] and "CPU" in node["Resources"] for node in ray.nodes())
     threads = threads or max(1, int(ray.cluster_resources().get("CPU", 1)) // actors)
-    mapped = dataset.map_batches(
+    # A block may be a million short texts; an actor takes, and repeats, no more than a batch.
+    mapped = dataset.repartition(target_num_rows_per_block=batch_size).map_batches(
         _Actor,
         fn_constructor_args=(task, threads),
         compute=ActorPoolStrategy(size=actors),
