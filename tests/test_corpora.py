@@ -111,7 +111,8 @@ def test_a_killed_run_goes_on(mask, classifier: Path, tmp_path: Path) -> None:
         (source / f"{i:02}.jsonl").write_text("\n".join(lines))
     options = ["--model", classifier, "--field", "text", "--threads", "1", "--jobs", "2", source, "--output", out]
     command = [sys.executable, "-m", "fastcore", "mask", *options, "--resume"]
-    process = subprocess.Popen([*map(str, command)], stderr=subprocess.DEVNULL, env=os.environ)
+    environment = os.environ | {"TMPDIR": str(tmp_path)}  # where its copy of the model is left
+    process = subprocess.Popen([*map(str, command)], stderr=subprocess.DEVNULL, env=environment)
     while not (out / JOURNAL).is_file() or (out / JOURNAL).read_bytes().count(b"\n") < 4:
         assert process.poll() is None
         time.sleep(0.002)
