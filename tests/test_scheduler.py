@@ -17,7 +17,7 @@ from fastcore.engine import scheduler as planner
 from fastcore.engine.passage import Passage
 from fastcore.engine.request import Request
 from fastcore.engine.sampling import Sampler
-from fastcore.engine.scheduler import MAX_ROWS, MAX_RUNNING, SHARED_ROWS, Scheduler
+from fastcore.engine.scheduler import LONG_ROWS, MAX_ROWS, MAX_RUNNING, SHARED_ROWS, Scheduler
 from fastcore.engine.state import Piece, SequenceState, StatePool
 from fastcore.engine.work import Caller
 from fastcore.models import Model, load_model
@@ -232,18 +232,30 @@ def test_callers_share_a_step(model: Model, steps: list[list[tuple[int, int]]]) 
     assert all(sum(rows for _, rows in step) <= MAX_ROWS for step in steps)
 
 
-def test_a_decoding_work_has_a_row_in_each_step_of_a_long_prompt(
-    model: Model, steps: list[list[tuple[int, int]]]
-) -> None:
+def test_long_prompts_go_on_by_few_rows_while_others_decode(model: Model, steps: list[list[tuple[int, int]]]) -> None:
+    """In turns, so that all come to an end; a short prompt that comes later is in the next step whole."""
     scheduler = new(model)
-    decoding, long = request([5] * 9, 100), request([3] * 1000, 1)
+    decoding, one, two = request([5] * 9, 60), request([3] * 400, 1), request([4] * 400, 1)
     scheduler.submit([decoding])
     scheduler.step()
-    scheduler.submit([long])
-    while long.finish_reason is None:
-        scheduler.step()
-    assert [sorted(rows for _, rows in step) for step in steps[1:-1]] == [[1, SHARED_ROWS]] * (1000 // SHARED_ROWS)
-    assert long.finish_reason == "length"
+    scheduler.submit([one])
+    scheduler.submit([two])
+    scheduler.step()
+    scheduler.step()
+    short = request([6] * (SHARED_ROWS - LONG_ROWS), 1)
+    scheduler.submit([short])
+    scheduler.step()
+    finish(scheduler, decoding, one, two, short)
+    assert [{token: rows for token, rows in step if rows > 1} for step in steps[1:4]] == [
+        {3: LONG_ROWS},
+        {4: LONG_ROWS},
+        {3: LONG_ROWS, 6: SHARED_ROWS - LONG_ROWS},
+    ]
+    assert all(1 in [rows for _, rows in step] for step in steps[1:4])
+    both = [sum(rows for token, rows in step if token in (3, 4)) for step in steps[1:]]
+    assert sum(both) == 800
+    assert all(rows <= SHARED_ROWS for rows in both)
+    assert [work.token_ids for work in (decoding, one, two, short)] == solo(model, decoding, one, two, short)
 
 
 def test_works_of_one_caller_run_in_order(model: Model, steps: list[list[tuple[int, int]]]) -> None:

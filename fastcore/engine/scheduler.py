@@ -22,6 +22,7 @@ __all__ = ["MAX_ROWS", "Results", "Scheduler"]
 
 MAX_ROWS = 512  # of a step: bounds the workspace
 SHARED_ROWS = 128  # of prompts in a step of several callers: bounds how long one waits for another's prompt
+LONG_ROWS = 16  # of prompts that are longer than that, in a step while others decode
 MAX_RUNNING = 128  # sequences that share steps
 MAX_RUNNING_EACH = 96  # of one caller, which leaves places for others
 LOGIT_BYTES = 1 << 27  # of outputs that a step may write
@@ -340,17 +341,18 @@ class Scheduler:
     def _turns(self, kind: str) -> Iterator[tuple[Work, int]]:
         """Works of the next step in order, each with the rows that it may have: decoding ones, then the others.
 
-        Callers share rows alike, and get what others leave; one caller's works take its share in order.
+        Callers share rows alike, and get what others leave; one caller's works take its share in order. While some
+        decode, only the long prompt whose turn it is goes on, and by few rows, as its whole step makes all others wait.
         """
-        callers = [
-            [work for work in caller.running if work.sequence and work.output == kind] for caller in self._callers
-        ]
-        callers = [works for works in callers if works]
+        running = [[work for work in caller.running if work.sequence] for caller in self._callers]
+        is_shared = sum(map(bool, running)) > 1
+        some_decode = any(work.rows_left == 1 for works in running for work in works)
+        callers = [[work for work in works if work.output == kind] for works in running]
         in_one_piece = any(work.in_one_piece for works in callers for work in works)
         decoding = [work for works in callers for work in works if work.rows_left == 1]
         yield from ((work, 1) for work in decoding)
         room = MAX_ROWS - len(decoding)
-        if len(callers) > 1 and not in_one_piece:
+        if is_shared and not in_one_piece:
             room = min(room, SHARED_ROWS)
         longer = [[work for work in works if work.rows_left > 1] for works in callers]
         if in_one_piece:  # in order of turns, as far as they fit; one that is longer than a step is a step of its own
@@ -359,7 +361,14 @@ class Scheduler:
                     room -= work.rows_left
                     yield work, work.rows_left
             return
-        longer.sort(key=lambda works: sum(work.rows_left for work in works))
+        if is_shared and some_decode:
+            long = [works for works in longer if _rows_left(works) > SHARED_ROWS]
+            longer = [works for works in longer if works not in long]
+            for work in [works[0] for works in long[:1]]:
+                count = min(work.rows_left, LONG_ROWS)
+                room -= count
+                yield work, count
+        longer = sorted(filter(None, longer), key=_rows_left)
         for i, works in enumerate(longer):
             share = room // (len(longer) - i)
             for work in works:
@@ -432,6 +441,10 @@ class Scheduler:
         if kind == "labels":
             return self.model.program.output_width
         return self.model.config.hidden_size if kind == "hidden" else self.model.config.vocab_size
+
+
+def _rows_left(works: Sequence[Work]) -> int:
+    return sum(work.rows_left for work in works)
 
 
 def _gave_up(caller: Caller) -> bool:
