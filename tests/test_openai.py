@@ -107,6 +107,20 @@ def test_sampling_options_reach_the_sampler(port: int, llm: LLM) -> None:
     assert [choice["message"]["content"] for choice in answer["choices"]] == chatted
 
 
+def test_a_request_says_whether_to_guess(port: int, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, prepare = [], llm._request
+    monkeypatch.setattr(
+        llm, "_request", lambda ids, params, *rest: seen.append(params.speculate) or prepare(ids, params, *rest)
+    )
+    texts = {
+        complete(port, prompt=PROMPT, max_tokens=20, temperature=0, speculate=x)["choices"][0]["text"]
+        for x in ("ngram", "off")
+    }
+    assert (len(texts), seen) == (1, ["ngram", "off"])
+    status, answer, _ = call(port, "POST", "/v1/completions", {"prompt": PROMPT, "speculate": "draft"})
+    assert (status, answer["error"]["param"]) == (400, "speculate")
+
+
 def test_lengths(port: int) -> None:
     for max_tokens in (0, 1, 2):
         answer = complete(port, prompt=PROMPT, max_tokens=max_tokens, temperature=0, ignore_eos=True)

@@ -24,6 +24,7 @@ from fastcore.server.endpoint import Endpoint, Handler, Service, Stopping
 from fastcore.server.limits import RequestLimits
 from fastcore.server.metrics import Metrics, RequestMetrics
 from fastcore.server.openai import OpenAIService
+from fastcore.server.page import page
 from fastcore.server.pii import PiiService
 from fastcore.server.responses import RESPONSES
 from fastcore.server.served import ServedModel, ServedModels
@@ -54,7 +55,7 @@ def create_app(
 
     models: one that is loaded, which requests may call by `names` (the first is its own); or several, loaded when a
     request needs them. max_weight_bytes: of those that are loaded at once.
-    api_key: wanted in every request as `Authorization: Bearer ...`, but for /health.
+    api_key: wanted in every request as `Authorization: Bearer ...`, but for /health and the page at /.
     cors_origins: web pages from these origins ("*": any) may call; none by default.
     allowed_hosts: names beside localhost that requests to a loopback address may have in their header Host.
     use_generation_config: sample as the checkpoint's generation_config.json says, where a request does not say how.
@@ -78,10 +79,15 @@ def create_app(
     metrics.watch(served)
     bodies, stopping = Bodies(limits), Stopping()
     created = int(time.time())
+    front = page()
+
+    async def show_page(request: Request) -> Response:
+        return front
 
     def facts(name: str) -> dict[str, Any]:
         model = served.names[name]
         facts: dict[str, Any] = {"id": name, "object": "model", "created": created, "owned_by": "fastcore"}
+        facts["kind"] = "token_classifier" if model.is_classifier else "language_model"
         return facts | {"loaded": False} if model.service is None else facts | {"loaded": True, **model.service.facts()}
 
     async def health(request: Request) -> Response:
@@ -111,6 +117,7 @@ def create_app(
 
     handlers = {path: handler for model in served for path, handler in handlers_of(model).items()}
     routes = [
+        Route("/", show_page, methods=["GET"]),
         Route("/health", health, methods=["GET"]),
         Route("/metrics", numbers, methods=["GET"]),
         Route("/v1/models", list_models, methods=["GET"]),

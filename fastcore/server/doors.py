@@ -15,7 +15,7 @@ from fastcore.server.answers import RequestError, error_response
 
 __all__ = ["ApiKey", "JsonOnly", "LoopbackGuard"]
 
-OPEN_PATHS = ("/health",)  # asked for by machinery that has no key
+OPEN_PATHS = ("/", "/health")  # the page, which asks for the key; and what machinery asks that has none
 
 
 class ApiKey:

@@ -85,6 +85,7 @@ class SamplingFields(msgspec.Struct):
     logit_bias: dict[str, float] | None = None
     n: int | None = None
     structured_outputs: StructuredOutputs | None = None
+    speculate: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

@@ -69,6 +69,7 @@ class ResponsesFields(msgspec.Struct):
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     structured_outputs: StructuredOutputs | None = None
+    speculate: str | None = None
     stream: bool | None = None
     text: dict[str, Any] | None = None
     reasoning: Reasoning | None = None
@@ -106,7 +107,7 @@ async def responses(service: OpenAIService, http: Request, fields: ResponsesFiel
 def _chat(fields: ResponsesFields) -> ChatFields:
     shared = (
         "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop", "ignore_eos",
-        "structured_outputs", "parallel_tool_calls", "chat_template_kwargs",
+        "structured_outputs", "speculate", "parallel_tool_calls", "chat_template_kwargs",
     )  # fmt: skip
     return ChatFields(
         messages=_messages(fields.instructions, fields.input),
