@@ -153,25 +153,35 @@ class LLM(ModelHolder):
     ) -> Completion: ...
     @overload
     def generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> list[Completion]: ...
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | None = None,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Any:
         """Complete a prompt (text or token ids), or each prompt of a list, as one batch.
 
-        params: all options; keywords, which are the fields of SamplingParams, replace them one by one. Without
-        max_tokens at most 256 new tokens come, fewer where the context ends. Greedy unless a temperature is given.
+        params: all options, of a list of prompts also a list of as many; keywords, which are the fields of
+        SamplingParams, replace them one by one. Without max_tokens at most 256 new tokens come, fewer where the context
+        ends. Greedy unless a temperature is given.
         Returns a Completion, or a list of them for a list; with n > 1 (which the types do not tell), a list of n for
-        each prompt. Raises ContextLengthError for a prompt beyond max_seq_len, ValueError for an empty one,
-        NonFiniteError where the model's logits are not numbers.
+        each prompt. Raises ContextLengthError for a prompt beyond max_seq_len, ValueError for an empty one
+        or a list of params of another length, NonFiniteError where the model's logits are not numbers.
         """
-        params = _with_options(params, options)
         batch, is_single = self._batch(prompts)
-        results = self._complete(batch, params)
+        if isinstance(params, Sequence):
+            if is_single or len(params) != len(batch):
+                wanted = "one prompt takes one" if is_single else f"{len(batch)} prompts take as many, or one"
+                raise ValueError(f"params is a list of {len(params)}; {wanted}")
+            every = [_with_options(each, options) for each in params]
+        else:
+            every = [_with_options(params, options)] * len(batch)
+        results = self._complete(batch, every)
         return results[0] if is_single else results
 
     def stream(
@@ -205,7 +215,7 @@ class LLM(ModelHolder):
         prompt, ids = self.tokenizer.chat_prompt(
             messages, tools=tools, template_kwargs=template_kwargs, allow_special_tokens=allow_special_tokens
         )
-        answer: Any = self._complete([ids], params)[0]
+        answer: Any = self._complete([ids], [params])[0]
         if not split_reasoning:
             return answer
         opened = prompt.rstrip().endswith("<think>")
@@ -229,9 +239,11 @@ class LLM(ModelHolder):
         )
         return self._stream(ids, params)
 
-    def _complete(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[Any]:
+    def _complete(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[Any]:
         """Of each prompt a Completion, or with n > 1 a list of them."""
-        pairs = [[self._request(ids, params, i) for i in range(params.n)] for ids in prompts]
+        pairs = [
+            [self._request(ids, each, i) for i in range(each.n)] for ids, each in zip(prompts, params, strict=True)
+        ]
         requests = [request for row in pairs for request, _ in row]
         for _ in self._scheduler.run(requests):
             pass
@@ -242,7 +254,7 @@ class LLM(ModelHolder):
             for _, text in row:
                 text.finish()
         results = [[completion(request, text.text) for request, text in row] for row in pairs]
-        return [row if params.n > 1 else row[0] for row in results]
+        return [row if each.n > 1 else row[0] for row, each in zip(results, params, strict=True)]
 
     def _stream(self, token_ids: list[int], params: SamplingParams) -> Generator[Chunk, None, None]:
         if params.n != 1:

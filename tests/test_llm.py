@@ -366,6 +366,26 @@ print(peak() - before, model.weight_bytes)
     assert grown <= weights + largest + (64 << 20)
 
 
+def test_each_prompt_may_have_its_own_params(llm: LLM) -> None:
+    prompts = [make_prompt(3), make_prompt(5, seed=1), make_prompt(4, seed=2)]
+    params = [
+        SamplingParams(max_tokens=4),
+        SamplingParams(temperature=0.9, seed=7, max_tokens=9),
+        SamplingParams(temperature=0.9, seed=8, max_tokens=6, n=2),
+    ]
+    solo = [llm.generate(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+    both = llm.generate(prompts, params)
+    assert [one.token_ids for one in both[:2]] == [one.token_ids for one in solo[:2]]
+    assert [one.token_ids for one in both[2]] == [one.token_ids for one in solo[2]]
+    assert [len(one.token_ids) <= 2 for one in llm.generate(prompts[:2], params[:2], max_tokens=2)] == [True, True]
+    with pytest.raises(ValueError, match="list of 3; 2 prompts take as many, or one"):
+        llm.generate(prompts[:2], params)
+    with pytest.raises(ValueError, match="list of 1; one prompt takes one"):
+        llm.generate(prompts[0], params[:1])
+    with pytest.raises(TypeError, match="params is dict"):
+        llm.generate(prompts[:1], [{"n": 1}])
+
+
 def test_public_names() -> None:
     for name in fastcore.__all__:
         assert getattr(fastcore, name) is not None
