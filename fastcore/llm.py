@@ -4,7 +4,7 @@ import os
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,7 @@ NO_SPECULATION = (
 
 Array = NDArray[np.float32]
 TokenIds = Sequence[int] | NDArray[np.integer[Any]]
-Prompt = str | TokenIds
+Prompt = str | TokenIds | Mapping[str, Any]  # the last: {"prompt": text} or {"prompt_token_ids": ids}
 Message = Mapping[str, Any]
 
 
@@ -165,6 +165,8 @@ class LLM(ModelHolder):
         **options: Unpack[SamplingOptions],
     ) -> Any:
         """Complete a prompt (text or token ids), or each prompt of a list, as one batch.
+
+        A prompt may also be {"prompt": text} or {"prompt_token_ids": ids}.
 
         params: all options, of a list of prompts also a list of as many; keywords, which are the fields of
         SamplingParams, replace them one by one. Without max_tokens at most 256 new tokens come, fewer where the context
@@ -292,6 +294,7 @@ class LLM(ModelHolder):
         return [self._prompt_ids(prompt) for prompt in prompts], False
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        prompt = _unwrapped(prompt)
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
             if not ids and self.config.bos_token_id is not None:
@@ -350,6 +353,7 @@ class LLM(ModelHolder):
         return bos if bos is not None else next(iter(self.eos_token_ids), None)
 
     def _pair(self, context: Prompt, continuation: Prompt) -> tuple[Sequence[int], Sequence[int]]:
+        context, continuation = _unwrapped(context), _unwrapped(continuation)
         if isinstance(context, str) and isinstance(continuation, str):
             return loglikelihoods.encode_pair(self.tokenizer, context, continuation, self.start_token_id)
         if isinstance(context, str) or isinstance(continuation, str):
@@ -434,6 +438,19 @@ def _check_options(options: LLMOptions, without: str = "") -> None:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence | np.ndarray) and not isinstance(value, bytes | bytearray | memoryview)
+
+
+def _unwrapped(prompt: Prompt) -> str | TokenIds:
+    """The text of {"prompt": text}, the ids of {"prompt_token_ids": ids}; any other prompt as it is."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    match dict(prompt):
+        case {"prompt": str(text), **rest} if not rest:
+            return text
+        case {"prompt_token_ids": ids, **rest} if not rest and not isinstance(ids, str):
+            return cast(TokenIds, ids)
+    wanted = 'a string or a list of token ids, bare or as {"prompt": text} or {"prompt_token_ids": ids}'
+    raise TypeError(f"a prompt is {wanted}; found a mapping of {sorted(map(str, prompt))}")
 
 
 def _token_ids(ids: TokenIds, vocab_size: int) -> list[int]:

@@ -386,6 +386,20 @@ def test_each_prompt_may_have_its_own_params(llm: LLM) -> None:
         llm.generate(prompts[:1], [{"n": 1}])
 
 
+def test_a_prompt_may_be_a_mapping(llm: LLM) -> None:
+    ids = make_prompt(5)
+    text = llm.tokenizer.decode(ids)
+    by_ids, by_text = llm.generate(ids, max_tokens=6), llm.generate(text, max_tokens=6)
+    assert llm.generate({"prompt_token_ids": ids}, max_tokens=6).token_ids == by_ids.token_ids
+    both = llm.generate([{"prompt_token_ids": ids}, {"prompt": text}, text], max_tokens=6)
+    assert [one.token_ids for one in both] == [by_ids.token_ids, by_text.token_ids, by_text.token_ids]
+    for wrong in ({}, {"prompt": text, "prompt_token_ids": ids}, {"prompt": ids}, {"prompt_token_ids": text}):
+        with pytest.raises(TypeError, match="found a mapping of"):
+            llm.generate(wrong, max_tokens=1)
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        llm.generate({"prompt_token_ids": [10**9]}, max_tokens=1)
+
+
 def test_public_names() -> None:
     for name in fastcore.__all__:
         assert getattr(fastcore, name) is not None
