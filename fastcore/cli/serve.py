@@ -79,6 +79,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a further name that this machine's own address is called by (a proxy's, say); repeatable",
     )  # fmt: skip
     parser.add_argument(
+        "--pii-guard", action="store_true",
+        help="mask personal data of every chat by the classifier that is served too, and put it back in the answer",
+    )  # fmt: skip
+    parser.add_argument(
         "--no-generation-config", action="store_true", help="do not sample as generation_config.json says"
     )
     parser.add_argument("--max-body", type=float, default=16, metavar="MB", help="largest request (default: 16)")
@@ -121,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
             use_generation_config=not args.no_generation_config,
             limits=limits,
             max_weight_bytes=None if args.max_weights is None else int(args.max_weights * 1e9),
+            pii_guard=args.pii_guard,
         )
         run_server(app, sockets, options)
     return 0

@@ -21,6 +21,7 @@ from fastcore.server.bodies import Bodies
 from fastcore.server.doors import ApiKey, JsonOnly, LoopbackGuard
 from fastcore.server.embeddings import EMBEDDINGS
 from fastcore.server.endpoint import Endpoint, Handler, Service, Stopping
+from fastcore.server.guard import Guard
 from fastcore.server.limits import RequestLimits
 from fastcore.server.metrics import Metrics, RequestMetrics
 from fastcore.server.openai import OpenAIService
@@ -50,6 +51,7 @@ def create_app(
     max_body_bytes: int | None = None,
     body_seconds: float | None = None,
     max_weight_bytes: int | None = None,
+    pii_guard: bool = False,
 ) -> Starlette:
     """An ASGI application that serves models: scores and masks of classifiers, completions of language models.
 
@@ -59,6 +61,7 @@ def create_app(
     cors_origins: web pages from these origins ("*": any) may call; none by default.
     allowed_hosts: names beside localhost that requests to a loopback address may have in their header Host.
     use_generation_config: sample as the checkpoint's generation_config.json says, where a request does not say how.
+    pii_guard: mask personal data of every chat by the first classifier, rather than where a request asks for it.
     limits: of requests; max_body_bytes and body_seconds replace two of them.
     """
     limits = limits or RequestLimits()
@@ -67,14 +70,18 @@ def create_app(
     if body_seconds is not None:
         limits = replace(limits, body_seconds=body_seconds)
     metrics = Metrics()
+    given = models if isinstance(models, Sequence) else [ServedModel.loaded(models, names)]
+    classifier = next((model for model in given if model.is_classifier), None)
+    if pii_guard and classifier is None:
+        raise ValueError("pii_guard needs a token classifier among the models")
+    guard = None if classifier is None else Guard(lambda: served, classifier, pii_guard)
 
     def serve(served: ServedModel, model: "TokenClassifier | LLM") -> Service:
         if served.is_classifier:
             return PiiService(cast("TokenClassifier", model), limits)
         llm, done = cast("LLM", model), partial(metrics.completed, served.names[0])
-        return OpenAIService(llm, limits, _sampling_defaults(llm, use_generation_config), done)
+        return OpenAIService(llm, limits, _sampling_defaults(llm, use_generation_config), done, guard)
 
-    given = models if isinstance(models, Sequence) else [ServedModel.loaded(models, names)]
     served = ServedModels(given, serve, handlers_of, max_weight_bytes)
     metrics.watch(served)
     bodies, stopping = Bodies(limits), Stopping()

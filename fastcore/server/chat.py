@@ -37,6 +37,11 @@ class Chat:
             field = "tool_choice" if self._answer is None else "response_format"
             raise RequestError(400, f"{field} and a grammar of its own hold the answer to two things", param=field)
 
+    @property
+    def is_json(self) -> bool:
+        """Whether the content of the answer is held to be JSON."""
+        return self._answer is not None or (self._params.held_to or ("", ""))[0] == "json_schema"
+
     def prompt(self, llm: LLM) -> tuple[list[int], SamplingParams, ReplyForm]:
         """Its token ids, how to sample, and how to read what comes."""
         tools = self._tools

@@ -17,6 +17,7 @@ from fastcore.server.answers import RequestError, error_body, json_response, req
 from fastcore.server.chat import Chat
 from fastcore.server.endpoint import Handler, Room, until_gone
 from fastcore.server.events import DONE, Events, event
+from fastcore.server.guard import Guard, Masking
 from fastcore.server.limits import RequestLimits
 from fastcore.server.openai_answers import CHAT, TEXT, Answer
 from fastcore.server.openai_fields import (
@@ -46,13 +47,20 @@ LARGE_CHARS = 1 << 15  # a text of which encoding takes a while; one at a time
 class OpenAIService:
     """Completions of one language model.
 
-    defaults: how to sample where a request does not say. done: called with each completion that has ended.
+    defaults: how to sample where a request does not say. done: called with each completion that has ended. guard: masks
+    chats, where there is a classifier to do it.
     """
 
     def __init__(
-        self, llm: LLM, limits: RequestLimits, defaults: SamplingParams, done: Callable[[Request], None]
+        self,
+        llm: LLM,
+        limits: RequestLimits,
+        defaults: SamplingParams,
+        done: Callable[[Request], None],
+        guard: Guard | None = None,
     ) -> None:
         self.llm = llm
+        self._guard = guard
         self.limits = limits
         self._defaults = defaults
         self.steps = StepThread(llm, limits.max_requests, done)
@@ -74,7 +82,8 @@ class OpenAIService:
         """default_sampling: how answers are sampled where a request does not say."""
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         defaults = {name: getattr(self._defaults, name) for name in names}
-        return {"max_model_len": self.llm.max_seq_len, "default_sampling": defaults}
+        can_mask = self._guard is not None
+        return {"max_model_len": self.llm.max_seq_len, "default_sampling": defaults, "can_mask": can_mask}
 
     def stop(self) -> None:
         self.steps.stop()
@@ -88,6 +97,10 @@ class OpenAIService:
         max_tokens is 16 where it is not given. logprobs is a number of tokens; with echo, the prompt and its logprobs
         come first.
         """
+        if self._guard is not None and self._guard.is_always:
+            raise RequestError(
+                400, "this server masks what it is asked, which it can of chats: use /v1/chat/completions"
+            )
         given = prompts(fields.prompt, self.limits)
         params = sampling_params(fields, self._defaults, self.limits)
         _only("suffix", fields.suffix, None, "")
@@ -110,13 +123,15 @@ class OpenAIService:
         """{"messages": [{"role": ..., "content": ...}, ...], ...}: the model's answer, by its own chat template.
 
         max_tokens (or max_completion_tokens) is 1024 where neither is given. tools and chat_template_kwargs go to the
-        template; calls of tools and thoughts are taken out of what the model answers.
+        template; calls of tools and thoughts are taken out of what the model answers. mask: a classifier replaces
+        personal data of the messages by placeholders, and the answer has the originals in their place.
         """
         return await self._answered(http, await self.chat_answer(http, fields, model), fields)
 
     async def chat_answer(self, http: HttpRequest, fields: ChatFields, model: str) -> Answer:
         """The answer to a chat, which has not begun."""
         params = sampling_params(fields, self._defaults, self.limits)
+        masking = await self._masking(http, fields)
         chat = Chat(fields, params)
         _only("modalities", fields.modalities, None, ["text"])
         check_work(params, 1, 1, self.limits)
@@ -126,7 +141,19 @@ class OpenAIService:
             return self._job([ids], held), form
 
         job, form = await self._prepared(prepare, int(http.headers.get("content-length") or LARGE_CHARS))
-        return Answer(self.llm, job, CHAT, model, params, form=form)
+        return Answer(self.llm, job, CHAT, model, params, form=form, masking=masking, is_json=chat.is_json)
+
+    async def _masking(self, http: HttpRequest, fields: ChatFields) -> Masking | None:
+        """Mask the messages, where that is asked for."""
+        if self._guard is None and fields.mask:
+            message = (
+                "mask needs a token classifier: serve one beside this model, as in `fastcore serve MODEL CLASSIFIER`"
+            )
+            raise RequestError(400, message, code="unsupported_parameter", param="mask")
+        if self._guard is None or not (fields.mask or self._guard.is_always) or not fields.messages:
+            return None
+        fields.messages, masking = await self._guard.masked_messages(http, fields.messages)
+        return masking
 
     async def finish(self, http: HttpRequest, answer: Answer) -> None:
         """Run an answer to its end; the work ends when the client goes. Raises what went wrong."""
@@ -181,6 +208,7 @@ def _only(name: str, value: Any, *supported: Any) -> None:
 async def _chunks(steps: StepThread, answer: Answer, include_usage: bool) -> AsyncGenerator[bytes, None]:
     job = answer.job
     sent = job.progress
+    first = answer.facts()
     try:
         async with aclosing(steps.run(job)) as progress:
             async for _ in progress:
@@ -191,7 +219,8 @@ async def _chunks(steps: StepThread, answer: Answer, include_usage: bool) -> Asy
                         choice = answer.written.delta(answer, index, before, now)
                         if choice is not None:
                             sent = [*sent[:index], now, *sent[index + 1 :]]
-                            yield event(answer.chunk([choice]))
+                            yield event(answer.chunk([choice]) | first)
+                            first = {}
         if include_usage:
             yield event(answer.chunk([]) | {"usage": answer.usage()})
     except Exception as error:

@@ -11,6 +11,7 @@ from fastcore.engine.request import Request
 from fastcore.engine.sampling_params import SamplingParams
 from fastcore.llm import LLM
 from fastcore.server.answers import RequestError
+from fastcore.server.guard import Masking
 from fastcore.server.step_thread import Job, Progress
 from fastcore.text.replies import Reply, ReplyForm
 from fastcore.text.tool_calls import ToolCall
@@ -34,7 +35,8 @@ class Form:
 class Answer:
     """The answer to one HTTP request, while its completions grow.
 
-    echo: the text of each prompt, to come first. form: how the reply to a chat is read.
+    echo: the text of each prompt, to come first. form: how the reply to a chat is read. masking: of its messages, which
+    the answer undoes; is_json: it is held to a schema.
     """
 
     def __init__(
@@ -46,6 +48,8 @@ class Answer:
         params: SamplingParams,
         echo: Sequence[str] | None = None,
         form: ReplyForm | None = None,
+        masking: Masking | None = None,
+        is_json: bool = False,
     ) -> None:
         self.llm = llm
         self.job = job
@@ -53,11 +57,22 @@ class Answer:
         self.params = params
         self.echo = echo
         self.form = form or ReplyForm()
+        self.masking = masking
+        self._is_json = is_json
         self.id = f"{written.prefix}-{uuid.uuid4().hex}"
         self._head = {"id": self.id, "created": int(time.time()), "model": model}
 
     def request(self, index: int) -> Request:
         return self.job.completions[index][0]
+
+    def read(self, text: str, is_whole: bool) -> Reply:
+        """The reply to a chat, of which this much has come."""
+        reply = self.form.read(text, is_whole)
+        return reply if self.masking is None else self.masking.reveal(reply, is_whole, self._is_json)
+
+    def facts(self) -> dict[str, Any]:
+        """What is said of the whole answer, once."""
+        return {} if self.masking is None else {"masking": self.masking.facts()}
 
     def check(self) -> None:
         """Raise what a completion ended with, if that is an error."""
@@ -70,7 +85,7 @@ class Answer:
 
     def whole(self) -> dict[str, Any]:
         choices = [self.written.choice(self, i, progress) for i, progress in enumerate(self.job.progress)]
-        return self._object(self.written.whole, choices) | {"usage": self.usage()}
+        return self._object(self.written.whole, choices) | self.facts() | {"usage": self.usage()}
 
     def chunk(self, choices: list[ChoiceObject]) -> dict[str, Any]:
         return self._object(self.written.chunk, choices)
@@ -163,7 +178,7 @@ def _text_logprobs(
 
 
 def _message_choice(answer: Answer, index: int, progress: Progress) -> ChoiceObject:
-    reply = answer.form.read(progress.text, True)
+    reply = answer.read(progress.text, True)
     message: dict[str, Any] = {"role": "assistant", "content": reply.content}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
@@ -182,8 +197,8 @@ def _message_choice(answer: Answer, index: int, progress: Progress) -> ChoiceObj
 
 
 def _message_delta(answer: Answer, index: int, before: Progress, now: Progress) -> ChoiceObject | None:
-    old = answer.form.read(before.text, False)
-    new = answer.form.read(now.text, now.finish_reason is not None)
+    old = answer.read(before.text, False)
+    new = answer.read(now.text, now.finish_reason is not None)
     delta: dict[str, Any] = {"role": "assistant"} if before == Progress() else {}
     if new.reasoning != old.reasoning:
         delta["reasoning_content"] = new.reasoning[len(old.reasoning) :]

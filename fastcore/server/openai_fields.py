@@ -114,6 +114,7 @@ class ChatFields(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     modalities: list[str] | None = None
+    mask: bool | None = None
 
 
 def sampling_params(

@@ -1,6 +1,6 @@
 """The endpoints of a token classifier: /v1/scoring, its numbers token by token; /v1/pii, entities and masked texts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import anyio.to_thread
@@ -49,23 +49,23 @@ class PiiService:
     """Scores, entities and masks of one token classifier."""
 
     def __init__(self, classifier: TokenClassifier, limits: RequestLimits) -> None:
-        self._classifier = classifier
+        self.classifier = classifier
         self._limits = limits
         self.room = Room(limits.max_requests)
 
     @property
     def tokenizer(self) -> "Tokenizer":
-        return self._classifier.tokenizer
+        return self.classifier.tokenizer
 
     @property
     def max_seq_len(self) -> int:
-        return self._classifier.max_seq_len
+        return self.classifier.max_seq_len
 
     def status(self) -> dict[str, float]:
         return {"active_requests": self.room.taken}
 
     def facts(self) -> dict[str, Any]:
-        return {"max_model_len": self._classifier.max_seq_len}
+        return {"max_model_len": self.classifier.max_seq_len}
 
     def stop(self) -> None:
         """Each request does its own work, which ends with it."""
@@ -93,7 +93,7 @@ class PiiService:
                 )
 
         with self.room.place():
-            scores = await collect(request, self._classifier.score(iter(texts)), self.room.threads, check)
+            scores = await collect(request, self.classifier.score(iter(texts)), self.room.threads, check)
             return await anyio.to_thread.run_sync(_scoring_response, scores)
 
     async def find(self, request: Request, fields: FindFields, model: str) -> Response:
@@ -111,7 +111,7 @@ class PiiService:
             )
         rules = self._rules(fields)
         with self.room.place():
-            results = await collect(request, self._classifier(iter(texts)), self.room.threads)
+            results = await collect(request, self.classifier(iter(texts)), self.room.threads)
             return await anyio.to_thread.run_sync(_find_response, results, rules, offsets)
 
     def _texts(self, fields: ScoringFields) -> list[str]:
@@ -120,17 +120,21 @@ class PiiService:
             what, code = ("missing", "missing_required_parameter") if texts is None else ("empty", None)
             message = f"sequences is {what}; expected a list of one or more texts"
             raise RequestError(400, message, code=code, param="sequences")
-        if len(texts) > self._limits.max_texts:
-            message = f"sequences has {len(texts)} texts; expected at most {self._limits.max_texts}"
-            raise RequestError(400, message, param="sequences")
-        for i, text in enumerate(texts):
-            if len(text) > self._limits.max_text_chars:
-                message = f"sequences[{i}] has {len(text)} characters; expected at most {self._limits.max_text_chars}"
-                raise RequestError(400, message, param="sequences")
+        self.check(texts, "sequences")
         return texts
 
+    def check(self, texts: Sequence[str], name: str) -> None:
+        """Raise RequestError for more or longer texts of a field than are read in one request."""
+        if len(texts) > self._limits.max_texts:
+            message = f"{name} has {len(texts)} texts; expected at most {self._limits.max_texts}"
+            raise RequestError(400, message, param=name)
+        for i, text in enumerate(texts):
+            if len(text) > self._limits.max_text_chars:
+                message = f"{name}[{i}] has {len(text)} characters; expected at most {self._limits.max_text_chars}"
+                raise RequestError(400, message, param=name)
+
     def _rules(self, fields: FindFields) -> MaskingRules:
-        known = self._classifier.labels.entity_types
+        known = self.classifier.labels.entity_types
         for label in fields.per_label or {}:
             if label not in known:
                 message = f"per_label has {label!r:.80}; the model's labels are {', '.join(known)}"

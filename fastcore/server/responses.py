@@ -70,6 +70,7 @@ class ResponsesFields(msgspec.Struct):
     ignore_eos: bool | None = None
     structured_outputs: StructuredOutputs | None = None
     speculate: str | None = None
+    mask: bool | None = None
     stream: bool | None = None
     text: dict[str, Any] | None = None
     reasoning: Reasoning | None = None
@@ -107,7 +108,7 @@ async def responses(service: OpenAIService, http: Request, fields: ResponsesFiel
 def _chat(fields: ResponsesFields) -> ChatFields:
     shared = (
         "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop", "ignore_eos",
-        "structured_outputs", "speculate", "parallel_tool_calls", "chat_template_kwargs",
+        "structured_outputs", "speculate", "mask", "parallel_tool_calls", "chat_template_kwargs",
     )  # fmt: skip
     return ChatFields(
         messages=_messages(fields.instructions, fields.input),
@@ -189,7 +190,7 @@ class _Response:
     def reply(self) -> Reply:
         """What is certain of it by now."""
         progress = self.answer.job.progress[0]
-        return self.answer.form.read(progress.text, progress.finish_reason is not None)
+        return self.answer.read(progress.text, progress.finish_reason is not None)
 
     def items(self, reply: Reply, status: str, is_whole: bool) -> list[Item]:
         """Thoughts, the message, calls: those that there are, in this order. A whole one has some message or call."""
@@ -255,6 +256,7 @@ class _Response:
             "top_p": params.top_p,
             "truncation": "disabled",
             "usage": None,
+            **self.answer.facts(),
             **rest,
         }
 
