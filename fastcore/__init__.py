@@ -21,6 +21,7 @@ if not any(os.path.exists(f"{__path__[0]}/_kernels{suffix}") for suffix in EXTEN
 
 _HOMES = {
     "LLM": "llm",
+    "AsyncLLM": "async_llm",
     "LLMOptions": "llm",
     "Chunk": "engine.completion",
     "Completion": "engine.completion",

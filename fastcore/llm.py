@@ -400,11 +400,11 @@ def _chunks(scheduler: Scheduler, request: Request, text: TextStream) -> Generat
             raise request.error
         if request.finish_reason is not None:
             break
-        if len(text.text) > sent_text:
-            yield Chunk(
-                text.text[sent_text:], request.token_ids[sent_tokens:], logprobs=token_logprobs(request, sent_tokens)
-            )
-            sent_text, sent_tokens = len(text.text), len(request.token_ids)
+        shown, count = text.text, len(request.token_ids)  # as of now: steps of others go on while a chunk is looked at
+        if len(shown) > sent_text:
+            logprobs = token_logprobs(request, sent_tokens, count)
+            yield Chunk(shown[sent_text:], request.token_ids[sent_tokens:count], logprobs=logprobs)
+            sent_text, sent_tokens = len(shown), count
     if request.error is not None:
         raise request.error
     text.finish()

@@ -287,6 +287,19 @@ def test_a_tied_head_is_the_embedding_without_a_second_copy(tmp_path: Path) -> N
 # ---------------------------------------------------------------- sharing and interrupting
 
 
+def test_a_stream_misses_nothing_of_steps_that_others_run(llm: LLM) -> None:
+    options = {"max_tokens": 24, "ignore_eos": True, "logprobs": 1}
+    expected = llm.generate("hello", **options)
+    chunks = []
+    for chunk in llm.stream("hello", **options):
+        chunks.append(chunk)
+        llm.generate("another", max_tokens=3, ignore_eos=True)  # its steps advance the stream too
+    assert "".join(chunk.text for chunk in chunks) == expected.text
+    assert [i for chunk in chunks for i in chunk.token_ids] == list(expected.token_ids)
+    assert [each for chunk in chunks for each in chunk.logprobs] == expected.logprobs
+    assert len(chunks) > 2
+
+
 def test_leaving_a_stream_frees_its_state(llm: LLM) -> None:
     free = llm.pool.free_positions
     stream = llm.stream("abc", SamplingParams(ignore_eos=True), max_tokens=200)

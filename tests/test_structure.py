@@ -19,7 +19,7 @@ FLOORS = (
     "checkpoints",
     "engine models sources text",
     "llm classify machine",
-    "server live lm_eval presidio bench verify quantization batches",
+    "async_llm server live lm_eval presidio bench verify quantization batches",
     "cli ray spark dask",
     "__main__",
 )

@@ -86,12 +86,12 @@ class Chunk:
     completion: Completion | None = None  # with the last chunk
 
 
-def token_logprobs(request: Request, start: int = 0) -> list[TokenLogprob] | None:
+def token_logprobs(request: Request, start: int = 0, end: int | None = None) -> list[TokenLogprob] | None:
     if request.params.logprobs is None:
         return None
     return [
         TokenLogprob(token_id, *values)
-        for token_id, values in zip(request.token_ids[start:], request.logprobs[start:], strict=True)
+        for token_id, values in zip(request.token_ids[start:end], request.logprobs[start:end], strict=True)
     ]
 
 

@@ -107,9 +107,9 @@ class Request(Work):
         """Take a token, and decide whether it is the last."""
         choice = Choice(int(best)) if self.sampler.is_plain_greedy else self.sampler.sample(logits)
         self.first_token = self.first_token or time.perf_counter()
-        self.token_ids.append(choice.token_id)
         if choice.logprob is not None:
             self.logprobs.append((choice.logprob, choice.top_logprobs or ()))
+        self.token_ids.append(choice.token_id)  # after its logprob: another thread may look at both
         self.sampler.accept(choice.token_id)
         if self.drafts is not None:
             self.drafts.add(choice.token_id)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fastcore._kernels import BLOCK_TOKENS, TurnLock
 from fastcore.engine.state import Piece, SequenceState, StatePool, run_step
-from fastcore.engine.work import Array, Best, Caller, Work
+from fastcore.engine.work import CALLER, Array, Best, Caller, Work
 from fastcore.errors import CacheFullError, ClosedError
 from fastcore.locks import Lock
 from fastcore.model.model import Model
@@ -84,9 +84,10 @@ class Scheduler:
 
     def run(self, works: Sequence[Work]) -> Iterator[None]:
         """Submit the works and drive steps until all are finished; yields after each. Leaving early aborts them."""
+        caller = CALLER.get() or Caller()
         try:
-            self.submit(works)
-            while self._advance(works):
+            self.submit(works, caller)
+            while not caller.has_left and self._advance(works):
                 yield
         finally:
             self.abort(works)
@@ -99,7 +100,7 @@ class Scheduler:
         Reads ahead by no more than fills a step, so that memory does not grow with the source. Ends when the caller
         leaves, which another thread may make it do.
         """
-        caller = caller or Caller()
+        caller = caller or CALLER.get() or Caller()
         items = iter(source)
         ahead: deque[T] = deque()
 

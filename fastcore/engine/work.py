@@ -4,6 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from fastcore.engine.state import SequenceState
 
-__all__ = ["Array", "Best", "Caller", "Work"]
+__all__ = ["CALLER", "Array", "Best", "Caller", "Work"]
 
 Array = NDArray[np.float32]
 Best = NDArray[np.int32]
@@ -100,3 +101,7 @@ class Caller:
     waiting: deque[Work] = field(default_factory=deque)
     running: list[Work] = field(default_factory=list)  # those that hold state
     has_left: bool = False
+
+
+# Who works are submitted for by the calls made in this context, where another thread may make them leave.
+CALLER: ContextVar["Caller | None"] = ContextVar("CALLER", default=None)
