@@ -51,8 +51,11 @@ def _map(nbytes: int) -> NDArray[np.uint8]:
             f"the system does not give {nbytes} more bytes ({error}); less is needed with dtype bf16 or f16 where the "
             "weights are f32, and with a smaller kv_cache_bytes or max_seq_len"
         ) from None
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            mapping.madvise(mmap.MADV_HUGEPAGE)
     memory = np.frombuffer(mapping, np.uint8)
-    return memory[-memory.ctypes.data % HUGE_PAGE :][:size]
+    start = -memory.ctypes.data % HUGE_PAGE
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # not what is left at the ends: mappings of one kind side by side become one, and where that is larger than the
+        # machine's memory, however little of it is used, the system refuses to fork
+        with suppress(OSError):  # a kernel without them
+            mapping.madvise(mmap.MADV_HUGEPAGE, start, size)
+    return memory[start:][:size]

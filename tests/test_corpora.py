@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import squares
 from labelled import labelled_checkpoint
 
 from fastcore import LLM
@@ -259,18 +260,8 @@ def test_what_is_no_row_is_refused(generate, tmp_path: Path, line: str, message:
 # ---------------------------------------------------------------- processes
 
 
-def _start() -> Callable[[int], int]:
-    return _square
-
-
-def _square(number: int) -> int:
-    if number < 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return number**2
-
-
 def test_a_process_that_ends_is_told() -> None:
-    with Processes(_start, 2) as processes:
+    with Processes(squares.start, 2) as processes:
         assert list(processes.map(iter(range(9)))) == [(i, i**2) for i in range(9)]
         with pytest.raises(WorkerError, match="--resume goes on"):
             list(processes.map([1, -1, 2]))

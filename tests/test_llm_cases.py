@@ -1,6 +1,7 @@
 """Language models in use: reasoning, neighbours in a batch, texts without tokens, large and broken numbers."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,13 @@ def test_reasoning_is_split_from_the_answer_on_request(
 ) -> None:
     complete = LLM._complete
 
-    def said(self: LLM, prompts: Any, params: SamplingParams) -> list[Any]:
+    def said(self: LLM, prompts: Any, params: Sequence[SamplingParams]) -> list[Any]:
         done = complete(self, prompts, params)
         return [
             [dataclasses.replace(one, text=reply) for one in row]
-            if params.n > 1
+            if each.n > 1
             else dataclasses.replace(row, text=reply)
-            for row in done
+            for row, each in zip(done, params, strict=True)
         ]
 
     monkeypatch.setattr(LLM, "_complete", said)

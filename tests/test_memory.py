@@ -57,6 +57,18 @@ def test_memory_asks_for_huge_pages():
     raise AssertionError("the array is in no mapping")
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="Linux tells what is mapped")
+def test_what_lies_side_by_side_stays_apart():
+    """The system refuses to fork where one mapping is larger than its memory, used or not."""
+    arrays = [zeros(64 << 20) for _ in range(6)]
+    with open("/proc/self/maps", encoding="ascii") as file:
+        spans = [tuple(int(end, 16) for end in line.split()[0].split("-")) for line in file]
+    for array in arrays:
+        (span,) = [span for span in spans if span[0] <= array.ctypes.data < span[1]]
+        assert array.ctypes.data + array.nbytes <= span[1]
+        assert span[1] - span[0] < 2 * array.nbytes
+
+
 def test_memory_is_not_shared_with_a_child():
     array = zeros(HUGE_PAGE)
     child = os.fork()

@@ -24,6 +24,8 @@ COMMANDS = {
     "serve": "answer over HTTP",
     "info": "show this machine, or a model and the memory it needs",
     "pull": "fetch a model into the cache",
+    "list": "list the models that were fetched",
+    "rm": "delete models that were fetched",
     "bench": "measure speed against the limits of this machine",
     "plan": "say what a corpus will take: memory, time and cost",
     "export": "write a Falcon-H1 model as an FH1W pack",

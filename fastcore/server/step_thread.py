@@ -44,9 +44,10 @@ class Job:
     def update(self) -> None:
         progress = []
         for request, text in self.completions:
-            if request.finish_reason is not None:
+            reason = request.finish_reason  # before the rest, which is whole then: others may run steps meanwhile
+            if reason is not None:
                 text.finish()
-            progress.append(Progress(text.text, len(request.token_ids), request.finish_reason))
+            progress.append(Progress(text.text, len(request.token_ids), reason))
         self.progress = progress
 
 

@@ -16,7 +16,7 @@ from fastcore.sources.hub import HubSource
 from fastcore.sources.source import Source, UnavailableError, sha256_of
 from fastcore.sources.wheel import WheelSource
 
-__all__ = ["NAMED_MODELS", "NamedModel", "cache_dir", "pull_named"]
+__all__ = ["NAMED_MODELS", "NamedModel", "cache_dir", "is_complete", "locked", "pull_named"]
 
 _MANIFEST = "source.json"
 
@@ -41,11 +41,11 @@ def cache_dir() -> Path:
 
 def pull_named(model: NamedModel, progress: bool) -> Path:
     folder = cache_dir() / model.name
-    if _is_complete(folder):
+    if is_complete(folder):
         return folder
     workspace = folder.with_name(f"{model.name}.partial")
-    with _locked(folder.with_name(f"{model.name}.lock"), progress):
-        if _is_complete(folder):
+    with locked(folder.with_name(f"{model.name}.lock"), progress):
+        if is_complete(folder):
             return folder
         workspace.mkdir(exist_ok=True)
         tried = []
@@ -71,7 +71,7 @@ def pull_named(model: NamedModel, progress: bool) -> Path:
     )
 
 
-def _is_complete(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
     """Whether every file is there at its recorded size. Folders appear whole; this finds what was damaged since."""
     try:
         files = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
@@ -91,7 +91,7 @@ def _write_manifest(folder: Path, model: NamedModel, source: Source) -> None:
 
 
 @contextmanager
-def _locked(path: Path, progress: bool) -> Iterator[None]:
+def locked(path: Path, progress: bool) -> Iterator[None]:
     """Hold a file lock between processes. The system lets go of it when its process ends, however it ends."""
     from filelock import FileLock, Timeout
 

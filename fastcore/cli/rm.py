@@ -1,0 +1,38 @@
+"""Delete models that were fetched. A process that runs one keeps it until it ends.
+
+fastcore rm smollm2-135m
+fastcore rm owner/name --yes
+"""
+
+import argparse
+import sys
+
+__all__ = ["configure", "run"]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="+", metavar="NAME", help="one that `fastcore list` shows")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+
+
+def run(args: argparse.Namespace) -> int:
+    from fastcore.errors import ModelNotFoundError
+    from fastcore.sources.kept import kept_models, remove
+
+    kept = {model.name: model for model in kept_models()}
+    for name in args.names:  # all are known before the first goes
+        if name not in kept:
+            raise ModelNotFoundError(
+                f"no model {name!r} was fetched; `fastcore list` shows {', '.join(kept) or 'none'}"
+            )
+    for name in dict.fromkeys(args.names):
+        model = kept[name]
+        what = f"{name}, {model.bytes / 1e6:,.1f} MB in {model.folder}"
+        if not args.yes:
+            if not sys.stdin.isatty():
+                raise ValueError(f"this deletes {what}; say --yes")
+            if input(f"delete {what}? [y/N] ").strip().lower() not in ("y", "yes"):
+                continue
+        remove(model)
+        print(f"deleted {what}")
+    return 0
