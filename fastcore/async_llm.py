@@ -1,27 +1,70 @@
 """A language model for asyncio: calls that wait without blocking, and end their work when they are cancelled."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from contextvars import copy_context
+from contextvars import Context, copy_context
+from functools import wraps
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from typing_extensions import Self, Unpack
 
 from fastcore.checkpoints.checkpoint import Checkpoint
 from fastcore.checkpoints.open import ModelPath
-from fastcore.engine.completion import Chunk, Completion
-from fastcore.engine.sampling_params import SamplingOptions, SamplingParams
+from fastcore.engine.completion import Chunk
 from fastcore.engine.work import CALLER, Caller
-from fastcore.llm import LLM, LLMOptions, Message, Prompt
+from fastcore.llm import LLM, LLMOptions
 
 __all__ = ["AsyncLLM"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_CALLS = 256  # under way at once, each in a thread that mostly waits; more wait for their turn
+
+
+def _awaited(method: Callable[Concatenate[LLM, P], T]) -> Callable[Concatenate["AsyncLLM", P], Coroutine[Any, Any, T]]:
+    """The method of LLM, to be awaited."""
+
+    @wraps(method)
+    async def call(self: "AsyncLLM", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with _Leaving() as context:
+            return await self._start(context, lambda: method(self.llm, *args, **kwargs))
+
+    return call
+
+
+def _iterated(
+    method: Callable[Concatenate[LLM, P], Generator[Chunk, None, None]],
+) -> Callable[Concatenate["AsyncLLM", P], AsyncGenerator[Chunk, None]]:
+    """The method of LLM, for `async for`."""
+
+    @wraps(method)
+    async def iterate(self: "AsyncLLM", /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[Chunk, None]:
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue()
+
+        def work() -> None:
+            end = None
+            try:
+                with closing(method(self.llm, *args, **kwargs)) as chunks:
+                    for chunk in chunks:
+                        loop.call_soon_threadsafe(arrived.put_nowait, chunk)
+            except Exception as error:
+                end = error
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(arrived.put_nowait, end)
+
+        with _Leaving() as context:
+            self._start(context, work)
+            while (item := await arrived.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+
+    return iterate
 
 
 class AsyncLLM:
@@ -36,77 +79,15 @@ class AsyncLLM:
         self.llm = LLM(model, **options)
         self._threads = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="fastcore call")
 
-    @overload
-    async def generate(  # type: ignore[overload-overlap]  # a string is a sequence of strings
-        self, prompts: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
-    ) -> Completion: ...
-    @overload
-    async def generate(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **options: Unpack[SamplingOptions],
-    ) -> list[Completion]: ...
-    async def generate(self, prompts: Any, params: Any = None, **options: Unpack[SamplingOptions]) -> Any:
-        """LLM.generate."""
-        return await self._call(lambda: self.llm.generate(prompts, params, **options))
-
-    async def chat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        allow_special_tokens: bool = False,
-        split_reasoning: bool = False,
-        **options: Unpack[SamplingOptions],
-    ) -> Completion:
-        """LLM.chat."""
-        return await self._call(
-            lambda: self.llm.chat(
-                messages,
-                params,
-                tools=tools,
-                template_kwargs=template_kwargs,
-                allow_special_tokens=allow_special_tokens,
-                split_reasoning=split_reasoning,
-                **options,
-            )
-        )
-
-    def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
-    ) -> AsyncGenerator[Chunk, None]:
-        """LLM.stream, as `async for chunk in model.stream(prompt)`."""
-        return self._iterate(lambda: self.llm.stream(prompt, params, **options))
-
-    def stream_chat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        allow_special_tokens: bool = False,
-        **options: Unpack[SamplingOptions],
-    ) -> AsyncGenerator[Chunk, None]:
-        """LLM.stream_chat, as `async for chunk in model.stream_chat(messages)`."""
-        return self._iterate(
-            lambda: self.llm.stream_chat(
-                messages,
-                params,
-                tools=tools,
-                template_kwargs=template_kwargs,
-                allow_special_tokens=allow_special_tokens,
-                **options,
-            )
-        )
+    generate = _awaited(LLM.generate)
+    chat = _awaited(LLM.chat)
+    stream = _iterated(LLM.stream)
+    stream_chat = _iterated(LLM.stream_chat)
 
     async def close(self) -> None:
         """End what is under way with ClosedError, and free the memory."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self.llm.close)
+        self._threads.shutdown(wait=False)  # calls that wait for a thread get one, and ClosedError
 
     async def __aenter__(self) -> Self:
         return self
@@ -116,39 +97,16 @@ class AsyncLLM:
     ) -> None:
         await self.close()
 
-    async def _call(self, call: Callable[[], T]) -> T:
-        """What the call returns, in a thread."""
-        with _Leaving() as context:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, call)
-
-    async def _iterate(self, start: Callable[[], Generator[Chunk, None, None]]) -> AsyncGenerator[Chunk, None]:
-        """The chunks that an iterator has in a thread, as they come."""
-        loop = asyncio.get_running_loop()
-        arrived: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue()
-
-        def work() -> None:
-            end = None
-            try:
-                with closing(start()) as chunks:
-                    for chunk in chunks:
-                        loop.call_soon_threadsafe(arrived.put_nowait, chunk)
-            except Exception as error:
-                end = error
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(arrived.put_nowait, end)
-
-        with _Leaving() as context:
-            loop.run_in_executor(self._threads, context.run, work)
-            while (item := await arrived.get()) is not None:
-                if isinstance(item, Exception):
-                    raise item
-                yield item
+    def _start(self, context: Context, call: Callable[[], T]) -> "asyncio.Future[T]":
+        """Begin the call in a thread. Raises ClosedError after `close`."""
+        _ = self.llm.model
+        return asyncio.get_running_loop().run_in_executor(self._threads, context.run, call)
 
 
 class _Leaving:
     """A context for a call in a thread, whose work ends when this one does."""
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Context:
         self._caller = Caller()
         context = copy_context()
         context.run(CALLER.set, self._caller)

@@ -4,7 +4,6 @@ A task says what is done, and can be pickled; a `Runner` does it, in whichever p
 the one that it has alone, so that it does not matter how rows are divided into batches, or batches among processes.
 """
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from fastcore.classify import TokenClassifier
 from fastcore.engine.sampling_params import SamplingOptions, SamplingParams
 from fastcore.errors import CacheFullError, MissingPackageError, NonFiniteError
 from fastcore.llm import LLM
+from fastcore.locks import Lock
 from fastcore.pii.masking import MaskingOptions, MaskingRules, Operator
 
 if TYPE_CHECKING:
@@ -326,13 +326,13 @@ def _pyarrow() -> Any:
 
 
 _models: list[tuple[tuple[Any, ...], Any]] = []  # the latest last
-_models_lock = threading.Lock()
+_models_lock = Lock()
 
 
 def _loaded(task: Task) -> Any:
     """The model of a task: one that this process has loaded already, if any."""
     key = (type(task).load, task.model, dict(task.loading))
-    with _models_lock:
+    with _models_lock.usable():
         found = next((entry for entry in _models if entry[0] == key), None)
         if found is None:
             del _models[: max(0, len(_models) + 1 - MODELS_KEPT)]

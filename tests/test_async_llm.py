@@ -114,9 +114,26 @@ def test_closing_ends_what_is_under_way(folder: Path) -> None:
                 await asyncio.sleep(0.001)
         with pytest.raises(ClosedError):
             await task
-        with pytest.raises((ClosedError, RuntimeError)):
+        with pytest.raises(ClosedError):
             await model.generate("hello")
+        with pytest.raises(ClosedError):
+            await text_of(model.stream("hello"))
 
     before = threading.active_count()
     asyncio.run(ask())
     until(lambda: threading.active_count() <= before)
+
+
+def test_closing_ends_what_waits_for_a_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastcore.async_llm.MAX_CALLS", 1)
+
+    async def ask() -> list[Any]:
+        async with AsyncLLM(folder, num_threads=1) as model:
+            long: dict[str, Any] = {"max_tokens": 15_000, "ignore_eos": True}
+            calls = [model.generate("a", **long), text_of(model.stream("b", **long)), model.generate("c", **long)]
+            tasks = [asyncio.ensure_future(call) for call in calls]
+            while model.llm._scheduler.num_requests == 0:
+                await asyncio.sleep(0.001)
+        return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+
+    assert [type(found) for found in asyncio.run(ask())] == [ClosedError] * 3

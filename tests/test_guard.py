@@ -168,6 +168,11 @@ def test_a_guard_masks_unasked_and_refuses_what_it_cannot(models: Any, read: lis
         message = {"role": "assistant", "content": None, "tool_calls": [called]}
         status, answer, _ = call(port, "POST", "/v1/chat/completions", held("x", messages=[*MESSAGES, message]))
         assert (status, answer["error"]["param"], len(read)) == (400, "messages", count)
+        for more in ({"customer": "BOB"}, {"function_call": {"name": "f", "arguments": "BOB"}}, {"name": ["BOB"]}):
+            status, answer, _ = call(port, "POST", "/v1/chat/completions", held("x", messages=[MESSAGES[1] | more]))
+            assert (status, answer["error"]["param"], len(read)) == (400, "messages", count)
+        empty = MESSAGES[1] | {"refusal": None, "annotations": [], "tool_calls": []}  # as clients give answers back
+        assert call(port, "POST", "/v1/chat/completions", held("x", messages=[MESSAGES[0], empty]))[0] == 200
 
 
 def test_masking_needs_a_classifier(models: tuple[LLM, TokenClassifier]) -> None:

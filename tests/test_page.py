@@ -147,6 +147,16 @@ def test_a_chat_streams_stops_and_goes_on(browser: Page, port: int) -> None:
     assert len(browser.turns("assistant")) == 2
     browser["again"].click()
     assert browser.turns("user") == []
+    browser.enter("message", "once more\n")
+    browser.until(lambda: browser["stop"].is_enabled() and "tokens" in browser["rate"].text)
+    # while an answer comes, which is no part of the new conversation; it moves the button, too
+    browser.browser.execute_script("document.getElementById('again').click()")
+    browser.until(lambda: browser["send"].is_enabled())
+    browser.enter("max_tokens", "12")
+    browser.enter("message", "<b>hello</b>\n")
+    browser.until(lambda: browser["send"].is_enabled() and "first after" in browser["rate"].text)
+    (said,) = browser.browser.find_elements("css selector", ".turn.assistant > div:last-child")
+    assert said.get_property("textContent") == answer["choices"][0]["message"]["content"]
 
 
 def test_what_is_found_is_marked_and_a_threshold_moves_it(browser: Page) -> None:

@@ -258,6 +258,22 @@ def test_long_prompts_go_on_by_few_rows_while_others_decode(model: Model, steps:
     assert [work.token_ids for work in (decoding, one, two, short)] == solo(model, decoding, one, two, short)
 
 
+def test_many_short_prompts_of_one_caller_share_steps_while_others_decode(
+    model: Model, steps: list[list[tuple[int, int]]]
+) -> None:
+    """Only a prompt that is long by itself goes on by few rows."""
+    scheduler = new(model)
+    decoding, batch = request([5] * 9, 60), [request([3] * 40, 1) for _ in range(20)]
+    scheduler.submit([decoding])
+    scheduler.step()
+    scheduler.submit(batch)
+    while any(work.finish_reason is None for work in batch):
+        scheduler.step()
+    rows = [sum(count for token, count in step if token == 3) for step in steps[1:]]
+    assert rows[:-1] == [SHARED_ROWS] * (len(rows) - 1)
+    assert sum(rows) == 20 * 40
+
+
 def test_works_of_one_caller_run_in_order(model: Model, steps: list[list[tuple[int, int]]]) -> None:
     scheduler = new(model)
     finish(scheduler, request([3] * 400, 1), request([4] * 400, 1))

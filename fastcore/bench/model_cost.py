@@ -6,7 +6,7 @@ from fastcore._kernels import PackedLinear
 from fastcore.bench.workload import Workload
 from fastcore.models import Model
 
-__all__ = ["flops_of", "linear_weights", "num_parameters", "weight_bytes"]
+__all__ = ["flops_of", "linear_weights", "num_parameters"]
 
 
 def linear_weights(model: Model) -> list[PackedLinear]:
@@ -31,9 +31,3 @@ def num_parameters(model: Model) -> int:
     """Weights of the distinct linear maps; the vectors are less than a thousandth."""
     distinct = {id(weights): weights for weights in model.program.weights if weights is not None}
     return sum(prod((weights.out_features, weights.in_features)) for weights in distinct.values())
-
-
-def weight_bytes(model: Model) -> int:
-    """Bytes of the distinct linear maps, as packed."""
-    distinct = {id(weights): weights for weights in model.program.weights if weights is not None}
-    return sum(weights.nbytes for weights in distinct.values())

@@ -41,7 +41,6 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--jobs is {args.jobs}; expected a number from 1")
     if args.output is None:
         raise ValueError("--input needs --output: a file, or a folder for several files")
-    args.format = None
     found = expected_files(args.inputs, FORMATS)
     for source, _ in found:
         if source.suffix.lower() not in FORMATS:

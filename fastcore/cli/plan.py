@@ -121,7 +121,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _measure(args: argparse.Namespace) -> Measured:
     from fastcore import batches
-    from fastcore.bench.model_cost import weight_bytes
     from fastcore.checkpoints.open import load_config
     from fastcore.sources.resolve import resolve
     from fastcore.threads import resolve_num_threads
@@ -153,7 +152,7 @@ def _measure(args: argparse.Namespace) -> Measured:
         done += len(chunk)
         print(f"fastcore: {done} texts", file=sys.stderr)
     seconds = time.perf_counter() - start
-    weights = weight_bytes(runner.model.model)
+    weights = runner.model.model.weight_bytes
     work = type(task).__name__.lower()
     return Measured(work, done, seconds, load_seconds, threads, weights, max(0, _resident_bytes() - weights))
 

@@ -363,12 +363,11 @@ class Scheduler:
                     yield work, work.rows_left
             return
         if is_shared and some_decode:
-            long = [works for works in longer if _rows_left(works) > SHARED_ROWS]
+            long = [works for works in longer if works and works[0].rows_left > SHARED_ROWS]
             longer = [works for works in longer if works not in long]
-            for work in [works[0] for works in long[:1]]:
-                count = min(work.rows_left, LONG_ROWS)
-                room -= count
-                yield work, count
+            if long:
+                room -= LONG_ROWS
+                yield long[0][0], LONG_ROWS
         longer = sorted(filter(None, longer), key=_rows_left)
         for i, works in enumerate(longer):
             share = room // (len(longer) - i)

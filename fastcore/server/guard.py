@@ -12,6 +12,7 @@ import anyio.to_thread
 from starlette.requests import Request
 
 from fastcore.classify import Classification
+from fastcore.locks import cached_property
 from fastcore.pii.masking import MaskingRules, unmask
 from fastcore.server.answers import RequestError
 from fastcore.server.endpoint import collect
@@ -23,6 +24,8 @@ from fastcore.text.replies import Reply
 __all__ = ["Guard", "Masking"]
 
 RULES = MaskingRules("placeholder", whole_words=True)
+TEXTS = ("content", "reasoning_content", "name")  # of a message, which are masked
+UNMASKED = ("role", "tool_call_id")
 BETWEEN = "\n"  # texts, when they are masked as one, so that a value has one placeholder in all
 
 
@@ -40,14 +43,16 @@ class Masking:
 
         is_json: its content is JSON, as the arguments of calls are, so that originals are escaped.
         """
-        escaped = {
-            placeholder: json.dumps(text, ensure_ascii=False)[1:-1] for placeholder, text in self.mapping.items()
-        }
         return Reply(
             _revealed(reply.reasoning, self.mapping, is_whole),
-            _revealed(reply.content, escaped if is_json else self.mapping, is_whole),
-            tuple(call._replace(arguments=_revealed(call.arguments, escaped, is_whole)) for call in reply.calls),
+            _revealed(reply.content, self._escaped if is_json else self.mapping, is_whole),
+            tuple(call._replace(arguments=_revealed(call.arguments, self._escaped, is_whole)) for call in reply.calls),
         )
+
+    @cached_property
+    def _escaped(self) -> Mapping[str, str]:
+        """The mapping for texts that are JSON."""
+        return {placeholder: json.dumps(text, ensure_ascii=False)[1:-1] for placeholder, text in self.mapping.items()}
 
     def facts(self) -> dict[str, Any]:
         return {"model": self.model, "items": list(self.items)}
@@ -84,16 +89,14 @@ class Guard:
     async def masked_messages(
         self, http: Request, messages: Sequence[Mapping[str, Any]]
     ) -> tuple[list[dict[str, Any]], Masking]:
-        """A conversation with the texts of its messages masked. Raises RequestError for one that calls tools."""
+        """A conversation with the texts of its messages masked. Raises RequestError where there is more than texts."""
         prepared = prepare_messages(list(messages))
         for i, message in enumerate(prepared):
-            if "tool_calls" in message or not isinstance(message.get("content"), str):
-                told = f"messages[{i}] is more than text; calls of tools cannot be masked"
-                raise RequestError(400, told, param="messages")
-        places = [
-            (i, name) for i, message in enumerate(prepared) for name in ("content", "reasoning_content", "name")
-            if isinstance(message.get(name), str)
-        ]  # fmt: skip
+            for name, value in message.items():  # a template may read any of them
+                if value and name not in UNMASKED and not (name in TEXTS and isinstance(value, str)):
+                    told = f"messages[{i}] has {name!r:.80}; only texts can be masked: {', '.join(TEXTS)}"
+                    raise RequestError(400, told, param="messages")
+        places = [(i, name) for i, message in enumerate(prepared) for name in TEXTS if message.get(name)]
         masking = await self.masked(http, [prepared[i][name] for i, name in places])
         for (i, name), text in zip(places, masking.texts, strict=True):
             prepared[i][name] = text
