@@ -4,7 +4,7 @@ import os
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 from fastcore.checkpoints.checkpoint import Checkpoint
 from fastcore.checkpoints.open import ModelPath, opened
 from fastcore.engine import loglikelihood as loglikelihoods
-from fastcore.engine.completion import Chunk, Completion, completion, token_logprobs
+from fastcore.engine.completion import Chunk, Completion, chunks, completion
 from fastcore.engine.drafts import Drafts
 from fastcore.engine.holder import ModelHolder, is_whole
 from fastcore.engine.request import Request
@@ -22,11 +22,21 @@ from fastcore.engine.sampling_params import SamplingOptions, SamplingParams, che
 from fastcore.engine.scheduler import Results, Scheduler
 from fastcore.engine.state import StatePool
 from fastcore.engine.text_stream import NoText, TextStream
-from fastcore.errors import ContextLengthError, UnsupportedModelError
+from fastcore.errors import ChatTemplateError, ContextLengthError, UnsupportedModelError
 from fastcore.locks import cached_property
 from fastcore.models import Model, load_model
 from fastcore.text import chat_template
 from fastcore.text.grammars import Grammars
+from fastcore.text.prompts import (
+    Message,
+    Prompt,
+    TokenIds,
+    are_conversations,
+    checked_ids,
+    is_list,
+    is_single,
+    unwrapped,
+)
 from fastcore.threads import resolve_num_threads
 
 if TYPE_CHECKING:
@@ -43,9 +53,6 @@ NO_SPECULATION = (
 )
 
 Array = NDArray[np.float32]
-TokenIds = Sequence[int] | NDArray[np.integer[Any]]
-Prompt = str | TokenIds | Mapping[str, Any]  # the last: {"prompt": text} or {"prompt_token_ids": ids}
-Message = Mapping[str, Any]
 
 
 class LLMOptions(TypedDict, total=False):
@@ -175,26 +182,21 @@ class LLM(ModelHolder):
         each prompt. Raises ContextLengthError for a prompt beyond max_seq_len, ValueError for an empty one
         or a list of params of another length, NonFiniteError where the model's logits are not numbers.
         """
-        batch, is_single = self._batch(prompts)
-        if isinstance(params, Sequence):
-            if is_single or len(params) != len(batch):
-                wanted = "one prompt takes one" if is_single else f"{len(batch)} prompts take as many, or one"
-                raise ValueError(f"params is a list of {len(params)}; {wanted}")
-            every = [_with_options(each, options) for each in params]
-        else:
-            every = [_with_options(params, options)] * len(batch)
+        batch, is_one = self._batch(prompts)
+        every = _params_of_each(params, options, len(batch), None if is_one else "prompts")
         results = self._complete(batch, every)
-        return results[0] if is_single else results
+        return results[0] if is_one else results
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
     ) -> Generator[Chunk, None, None]:
         """Complete a prompt piece by piece; options as in generate. Closing the iterator stops the work."""
         params = _with_options(params, options)
-        if not isinstance(prompt, str) and _is_list(prompt) and any(map(_is_list, prompt)):
+        if not isinstance(prompt, str) and is_list(prompt) and any(map(is_list, prompt)):
             raise TypeError("a stream completes one prompt; generate takes a list of them")
         return self._stream(self._prompt_ids(prompt), params)
 
+    @overload
     def chat(
         self,
         messages: Sequence[Message],
@@ -205,24 +207,55 @@ class LLM(ModelHolder):
         allow_special_tokens: bool = False,
         split_reasoning: bool = False,
         **options: Unpack[SamplingOptions],
-    ) -> Completion:
-        """Answer messages [{"role": ..., "content": ...}, ...] through the checkpoint's own chat template.
+    ) -> Completion: ...
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        allow_special_tokens: bool = False,
+        split_reasoning: bool = False,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Completion]: ...
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        split_reasoning: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        allow_special_tokens: bool = False,
+        **options: Unpack[SamplingOptions],
+    ) -> Any:
+        """Answer messages [{"role": ..., "content": ...}, ...], or each conversation of a list of them, as one batch.
 
-        tools and template_kwargs go to the template (for example {"enable_thinking": False}). allow_special_tokens: the
-        text of a special token in a message is that token, and no longer mere text. split_reasoning: what the model
-        thinks between <think> and </think> becomes `Completion.reasoning`, and `text` is the answer alone. Options and
-        what is returned are those of generate.
+        The checkpoint's own chat template makes the prompt. tools and template_kwargs go to it (for example
+        {"enable_thinking": False}). allow_special_tokens: the text of a special token in a message is that token, and
+        no longer mere text. split_reasoning: what the model thinks between <think> and </think> becomes
+        `Completion.reasoning`, and `text` is the answer alone. params, options and what is returned are those of
+        generate. Raises ChatTemplateError for messages that are malformed, or that the template refuses.
         """
-        params = _with_options(params, options)
-        prompt, ids = self.tokenizer.chat_prompt(
-            messages, tools=tools, template_kwargs=template_kwargs, allow_special_tokens=allow_special_tokens
-        )
-        answer: Any = self._complete([ids], [params])[0]
-        if not split_reasoning:
-            return answer
-        opened = prompt.rstrip().endswith("<think>")
-        answer = [_split(each, opened) for each in answer] if params.n > 1 else _split(answer, opened)
-        return answer
+        are_several = are_conversations(messages)
+        batch: Sequence[Any] = messages if are_several else [messages]
+        every = _params_of_each(params, options, len(batch), "conversations" if are_several else None)
+        prompts = []
+        for i, conversation in enumerate(batch):
+            try:
+                prompts.append(
+                    self.tokenizer.chat_prompt(conversation, True, tools, template_kwargs, allow_special_tokens)
+                )
+            except ChatTemplateError as error:
+                if not are_several:
+                    raise
+                raise ChatTemplateError(f"conversations[{i}]: {error}") from error
+        answers = self._complete([ids for _, ids in prompts], every)
+        if split_reasoning:
+            answers = [_split(answer, text) for answer, (text, _) in zip(answers, prompts, strict=True)]
+        return answers if are_several else answers[0]
 
     def stream_chat(
         self,
@@ -262,7 +295,7 @@ class LLM(ModelHolder):
         if params.n != 1:
             raise ValueError(f"n is {params.n}; a stream has one completion")
         request, text = self._request(token_ids, params, 0)
-        return _chunks(self._scheduler, request, text)
+        return chunks(self._scheduler, request, text)
 
     def _request(self, token_ids: list[int], params: SamplingParams, seed_offset: int) -> tuple[Request, TextStream]:
         room = self.max_seq_len - len(token_ids)
@@ -288,13 +321,12 @@ class LLM(ModelHolder):
 
     def _batch(self, prompts: Any) -> tuple[list[list[int]], bool]:
         """Token ids of each prompt of a list; or of a single prompt, and True."""
-        one = isinstance(prompts, str) or not _is_list(prompts)
-        if one or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer)):
+        if is_single(prompts):
             return [self._prompt_ids(prompts)], True
         return [self._prompt_ids(prompt) for prompt in prompts], False
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        prompt = _unwrapped(prompt)
+        prompt = unwrapped(prompt)
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
             if not ids and self.config.bos_token_id is not None:
@@ -302,7 +334,7 @@ class LLM(ModelHolder):
             if not ids:
                 raise ValueError("the prompt is empty, and this model has no beginning-of-sequence token to start from")
             return ids
-        ids = _token_ids(prompt, self.config.vocab_size)
+        ids = checked_ids(prompt, self.config.vocab_size)
         if not ids:
             raise ValueError("the prompt has no tokens")
         return ids
@@ -318,9 +350,9 @@ class LLM(ModelHolder):
 
         The sequences of a list may differ in length; they share steps, and each gets the logits it would get alone.
         """
-        batch, is_single = self._batch(token_ids)
+        batch, is_one = self._batch(token_ids)
         results = loglikelihoods.logits(self._scheduler, batch, self.max_seq_len)
-        return results[0] if is_single else results
+        return results[0] if is_one else results
 
     # ---------------------------------------------------------------- scoring
 
@@ -340,7 +372,7 @@ class LLM(ModelHolder):
         """
         given: Any = context if continuation is None else [(context, continuation)]
         for pair in given:
-            if isinstance(pair, str | bytes) or not _is_list(pair) or len(pair) != 2:
+            if isinstance(pair, str | bytes) or not is_list(pair) or len(pair) != 2:
                 raise TypeError(f"expected a context and a continuation, or a list of such pairs; found {pair!r:.100}")
         pairs = [self._pair(*pair) for pair in given]
         scores = loglikelihoods.loglikelihoods(self._scheduler, pairs, self.max_seq_len)
@@ -353,13 +385,13 @@ class LLM(ModelHolder):
         return bos if bos is not None else next(iter(self.eos_token_ids), None)
 
     def _pair(self, context: Prompt, continuation: Prompt) -> tuple[Sequence[int], Sequence[int]]:
-        context, continuation = _unwrapped(context), _unwrapped(continuation)
+        context, continuation = unwrapped(context), unwrapped(continuation)
         if isinstance(context, str) and isinstance(continuation, str):
             return loglikelihoods.encode_pair(self.tokenizer, context, continuation, self.start_token_id)
         if isinstance(context, str) or isinstance(continuation, str):
             raise TypeError("context and continuation are both text, or both lists of token ids")
         vocab = self.config.vocab_size
-        return _token_ids(context, vocab), _token_ids(continuation, vocab)
+        return checked_ids(context, vocab), checked_ids(continuation, vocab)
 
     def perplexity(
         self, text: Prompt, *, stride: int | None = None, window: int | None = None, progress: bool = False
@@ -383,43 +415,34 @@ class LLM(ModelHolder):
         They come from the hidden states after the last norm. pooling: mean (over all positions) | last (the last
         position). normalize: to length 1.
         """
-        batch, is_single = self._batch(texts)
+        batch, is_one = self._batch(texts)
         vectors = np.empty((len(batch), self.config.hidden_size), np.float32)
         for i, vector in enumerate(self._embeddings(batch, pooling, normalize)):
             vectors[i] = vector
-        return vectors[0] if is_single else vectors
+        return vectors[0] if is_one else vectors
 
     def _embeddings(self, token_lists: Sequence[list[int]], pooling: str, normalize: bool) -> Results[Array]:
         return loglikelihoods.embeddings(self._scheduler, token_lists, self.max_seq_len, pooling, normalize)
 
 
-def _chunks(scheduler: Scheduler, request: Request, text: TextStream) -> Generator[Chunk, None, None]:
-    sent_text = sent_tokens = 0
-    for _ in scheduler.run([request]):
-        if request.error is not None:
-            raise request.error
-        if request.finish_reason is not None:
-            break
-        shown, count = text.text, len(request.token_ids)  # as of now: steps of others go on while a chunk is looked at
-        if len(shown) > sent_text:
-            logprobs = token_logprobs(request, sent_tokens, count)
-            yield Chunk(shown[sent_text:], request.token_ids[sent_tokens:count], logprobs=logprobs)
-            sent_text, sent_tokens = len(shown), count
-    if request.error is not None:
-        raise request.error
-    text.finish()
-    yield Chunk(
-        text.text[sent_text:],
-        request.token_ids[sent_tokens:],
-        request.finish_reason,
-        token_logprobs(request, sent_tokens),
-        completion(request, text.text),
-    )
-
-
-def _split(reply: Completion, opened: bool) -> Completion:
-    reasoning, answer = chat_template.split_reasoning(reply.text, opened)
+def _split(reply: Any, prompt: str) -> Any:
+    """A completion, or a list of them, with what was thought apart from what is answered."""
+    if isinstance(reply, list):
+        return [_split(each, prompt) for each in reply]
+    reasoning, answer = chat_template.split_reasoning(reply.text, opened=prompt.rstrip().endswith("<think>"))
     return replace(reply, text=answer, reasoning=reasoning)
+
+
+def _params_of_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, options: SamplingOptions, count: int, several: str | None
+) -> list[SamplingParams]:
+    """Params of `count` prompts. several: what they are called; None for a single one."""
+    if not isinstance(params, Sequence):
+        return [_with_options(params, options)] * count
+    if several is None or len(params) != count:
+        wanted = "one prompt takes one" if several is None else f"{count} {several} take as many, or one"
+        raise ValueError(f"params is a list of {len(params)}; {wanted}")
+    return [_with_options(each, options) for each in params]
 
 
 def _with_options(params: SamplingParams | None, options: SamplingOptions) -> SamplingParams:
@@ -434,36 +457,6 @@ def _check_options(options: LLMOptions, without: str = "") -> None:
     for name in options:
         if name not in known:
             raise TypeError(f"unknown option {name!r}; known: {', '.join(known)}")
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, bytes | bytearray | memoryview)
-
-
-def _unwrapped(prompt: Prompt) -> str | TokenIds:
-    """The text of {"prompt": text}, the ids of {"prompt_token_ids": ids}; any other prompt as it is."""
-    if not isinstance(prompt, Mapping):
-        return prompt
-    match dict(prompt):
-        case {"prompt": str(text), **rest} if not rest:
-            return text
-        case {"prompt_token_ids": ids, **rest} if not rest and not isinstance(ids, str):
-            return cast(TokenIds, ids)
-    wanted = 'a string or a list of token ids, bare or as {"prompt": text} or {"prompt_token_ids": ids}'
-    raise TypeError(f"a prompt is {wanted}; found a mapping of {sorted(map(str, prompt))}")
-
-
-def _token_ids(ids: TokenIds, vocab_size: int) -> list[int]:
-    if not _is_list(ids):
-        raise TypeError(f"a prompt is a string or a list of token ids, not {type(ids).__name__}")
-    result = []
-    for token_id in ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int | np.integer):
-            raise TypeError(f"a prompt is a string or a list of token ids; found {type(token_id).__name__} in it")
-        if not 0 <= token_id < vocab_size:
-            raise ValueError(f"token id {token_id} is outside the vocabulary of {vocab_size}")
-        result.append(int(token_id))
-    return result
 
 
 def _memory_bytes() -> int:

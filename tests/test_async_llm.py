@@ -61,10 +61,12 @@ def test_many_tasks_get_what_each_would_get_alone(model: AsyncLLM) -> None:
 def test_chats(model: AsyncLLM) -> None:
     expected = model.llm.chat(MESSAGES, **OPTIONS)
 
-    async def ask() -> tuple[Any, str]:
-        return await model.chat(MESSAGES, **OPTIONS), await text_of(model.stream_chat(MESSAGES, **OPTIONS))
+    async def ask() -> tuple[Any, str, list[Any]]:
+        streamed = await text_of(model.stream_chat(MESSAGES, **OPTIONS))
+        return await model.chat(MESSAGES, **OPTIONS), streamed, await model.chat([MESSAGES] * 2, **OPTIONS)
 
-    answer, streamed = asyncio.run(ask())
+    answer, streamed, batch = asyncio.run(ask())
+    assert [each.token_ids for each in batch] == [expected.token_ids] * 2
     assert (answer.token_ids, answer.text, streamed) == (expected.token_ids, expected.text, expected.text)
 
 

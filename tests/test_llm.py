@@ -180,6 +180,27 @@ def test_chat_is_the_template_and_nothing_more(llm: LLM) -> None:
     assert "".join(chunk.text for chunk in llm.stream_chat(messages, max_tokens=6)) == chat.text
 
 
+def test_a_list_of_conversations_gives_each_its_solo_answer(llm: LLM) -> None:
+    chats = [[{"role": "user", "content": text}] for text in ("hi", "what is the sky?", "no")]
+    chats[1].append({"role": "assistant", "content": "blue"})
+    params = [SamplingParams(temperature=0.9, seed=seed, max_tokens=6, n=1 + seed // 2) for seed in range(3)]
+    solo = [llm.chat(chat, each) for chat, each in zip(chats, params, strict=True)]
+    found = llm.chat(chats, params)
+    assert [one.token_ids for one in found[:2]] == [one.token_ids for one in solo[:2]]
+    assert [one.token_ids for one in found[2]] == [one.token_ids for one in solo[2]]
+    greedy = [llm.chat(chat, max_tokens=5, split_reasoning=True) for chat in chats]
+    again = llm.chat(tuple(chats), max_tokens=5, split_reasoning=True)
+    assert [(one.text, one.reasoning) for one in again] == [(one.text, one.reasoning) for one in greedy]
+    assert [type(one) for one in llm.chat(chats[:1], max_tokens=1)] == [fastcore.Completion]
+    with pytest.raises(ValueError, match="list of 3; 2 conversations take as many, or one"):
+        llm.chat(chats[:2], params)
+    with pytest.raises(ValueError, match="list of 1; one prompt takes one"):
+        llm.chat(chats[0], params[:1])
+    for wrong in ([], [{"role": "user"}], chats[0][0]):
+        with pytest.raises(fastcore.ChatTemplateError, match=r"conversations\[1\]: messages"):
+            llm.chat([chats[0], wrong])
+
+
 # ---------------------------------------------------------------- prompts and limits
 
 

@@ -1,11 +1,14 @@
 """What comes out of a request: chunks while it runs, a Completion at the end."""
 
 import time
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from fastcore.engine.request import Request
+from fastcore.engine.scheduler import Scheduler
+from fastcore.engine.text_stream import TextStream
 
-__all__ = ["Chunk", "Completion", "Timings", "TokenLogprob", "Usage", "completion", "token_logprobs"]
+__all__ = ["Chunk", "Completion", "Timings", "TokenLogprob", "Usage", "chunks", "completion"]
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class Chunk:
     completion: Completion | None = None  # with the last chunk
 
 
-def token_logprobs(request: Request, start: int = 0, end: int | None = None) -> list[TokenLogprob] | None:
+def _token_logprobs(request: Request, start: int = 0, end: int | None = None) -> list[TokenLogprob] | None:
     if request.params.logprobs is None:
         return None
     return [
@@ -118,6 +121,31 @@ def completion(request: Request, text: str) -> Completion:
         timings=Timings(
             started - request.submitted, first - started, finished - first, prompt - request.cached_tokens, new
         ),
-        logprobs=token_logprobs(request),
+        logprobs=_token_logprobs(request),
         prompt_logprobs=prompt_logprobs,
+    )
+
+
+def chunks(scheduler: Scheduler, request: Request, text: TextStream) -> Generator[Chunk, None, None]:
+    """Run a request, and give what comes of it piece by piece."""
+    sent_text = sent_tokens = 0
+    for _ in scheduler.run([request]):
+        if request.error is not None:
+            raise request.error
+        if request.finish_reason is not None:
+            break
+        shown, count = text.text, len(request.token_ids)  # as of now: steps of others go on while a chunk is looked at
+        if len(shown) > sent_text:
+            logprobs = _token_logprobs(request, sent_tokens, count)
+            yield Chunk(shown[sent_text:], request.token_ids[sent_tokens:count], logprobs=logprobs)
+            sent_text, sent_tokens = len(shown), count
+    if request.error is not None:
+        raise request.error
+    text.finish()
+    yield Chunk(
+        text.text[sent_text:],
+        request.token_ids[sent_tokens:],
+        request.finish_reason,
+        _token_logprobs(request, sent_tokens),
+        completion(request, text.text),
     )
