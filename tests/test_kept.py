@@ -89,6 +89,19 @@ def test_nothing_is_removed_unasked(home: Path) -> None:
     assert "--yes" in done.stderr
 
 
+def test_short_names_are_listed_and_name_what_was_fetched(home: Path) -> None:
+    known = json.loads(fastcore(home, "list", "--known", "--json").stdout)
+    assert known["qwen3-0.6b"] == "Qwen/Qwen3-0.6B"
+    lines = fastcore(home, "list", "--known").stdout.splitlines()
+    assert [line.split() for line in lines] == [[name, source] for name, source in known.items()]
+    done = fastcore(home, "rm", "qwen3-0.6b", "--yes")
+    assert (done.returncode, "no model 'qwen3-0.6b' was fetched" in done.stderr) == (1, True)
+    hub = home / "hf" / "hub"
+    (hub / "models--owner--whole").rename(hub / "models--Qwen--Qwen3-0.6B")
+    assert fastcore(home, "rm", "qwen3-0.6b", "--yes").stdout.startswith("deleted Qwen/Qwen3-0.6B, ")
+    assert names(home) == ["tiny"]
+
+
 def test_an_empty_cache(tmp_path: Path) -> None:
     done = fastcore(tmp_path, "list")
     assert (done.returncode, done.stdout) == (0, "")

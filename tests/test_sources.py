@@ -25,9 +25,10 @@ from fastcore.errors import CheckpointError, ModelNotFoundError
 from fastcore.sources import hub as hub_module
 from fastcore.sources import named, wheel
 from fastcore.sources import resolve as resolve_module
-from fastcore.sources.hub import HubSource
+from fastcore.sources.hub import HubSource, is_hub_id
 from fastcore.sources.named import NAMED_MODELS, NamedModel, cache_dir
-from fastcore.sources.resolve import DEFAULT_MODEL, pull, resolve
+from fastcore.sources.resolve import DEFAULT_MODEL, known_models, pull, resolve
+from fastcore.sources.short_names import SHORT_NAMES
 from fastcore.sources.wheel import WheelSource
 from fastcore.text.tokenizer import Tokenizer
 
@@ -144,15 +145,41 @@ def test_what_is_on_disk_comes_first(home, tmp_path, monkeypatch):
 
 
 def test_an_unknown_name_says_what_was_tried(home, tmp_path):
-    for name in ("nothing", "./nothing", "a/b/c", "/no/where", "../x", "smollm2_135m"):
-        with pytest.raises(ModelNotFoundError, match=r"smollm2-135m.*owner/name") as caught:
+    for name in ("nothing", "./nothing", "a/b/c", "/no/where", "../x"):
+        with pytest.raises(
+            ModelNotFoundError, match=r"`fastcore list --known` shows and no hub id.*owner/name"
+        ) as caught:
             resolve(name)
         assert str(Path(name).absolute()) in str(caught.value)
+    for name, near in (("smollm2_135m", "smollm2-135m"), ("qwen2.5-0.5", "qwen2.5-0.5b"), ("Qwen3-0.6B", "qwen3-0.6b")):
+        for ask in (resolve, pull):
+            with pytest.raises(ModelNotFoundError, match=rf"near it: {near}"):
+                ask(name)
     with pytest.raises(ModelNotFoundError, match="hub id"):
         resolve(Path("owner/name"))
-    with pytest.raises(ModelNotFoundError, match="smollm2-135m"):
+    with pytest.raises(ModelNotFoundError, match="fastcore list --known"):
         pull("nothing")
     assert issubclass(ModelNotFoundError, FileNotFoundError)
+
+
+def test_a_short_name_is_its_hub_id_unless_a_folder_is_called_so(home, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(hub_module, "cached_snapshot", lambda name: asked.append(name))
+    monkeypatch.setattr(hub_module, "snapshot", lambda name, progress: Path("fetched") / name)
+    fetched = Path("fetched/Qwen/Qwen2.5-0.5B-Instruct")
+    assert resolve("qwen2.5-0.5b") == pull("qwen2.5-0.5b") == fetched
+    assert asked == ["Qwen/Qwen2.5-0.5B-Instruct"]
+    (tmp_path / "qwen2.5-0.5b").mkdir()
+    assert resolve("qwen2.5-0.5b") == Path("qwen2.5-0.5b")
+    with pytest.raises(ModelNotFoundError):
+        resolve(Path("qwen3-0.6b"))  # a path is no name
+
+
+def test_short_names_are_hub_ids_that_no_named_model_hides():
+    assert all(is_hub_id(hub_id) for hub_id in SHORT_NAMES.values())
+    assert len(set(SHORT_NAMES.values())) == len(SHORT_NAMES)
+    assert not SHORT_NAMES.keys() & NAMED_MODELS.keys()
+    assert known_models()["smollm2-135m"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def test_the_cache_folder(monkeypatch, tmp_path):

@@ -18,7 +18,7 @@ FLOORS = (
     "model pii",
     "checkpoints",
     "engine models sources text",
-    "llm classify machine",
+    "llm classify machine running",
     "async_llm server live lm_eval presidio bench verify quantization batches",
     "cli ray spark dask",
     "__main__",

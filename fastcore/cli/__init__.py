@@ -22,6 +22,7 @@ COMMANDS = {
     "chat": "talk with a model",
     "mask": "find personal data in texts and files, and mask it",
     "serve": "answer over HTTP",
+    "ps": "list the servers that run",
     "info": "show this machine, or a model and the memory it needs",
     "pull": "fetch a model into the cache",
     "list": "list the models that were fetched",

@@ -18,6 +18,7 @@ from itertools import count
 from typing import Any
 
 from fastcore.cli.options import add_loading_options, add_model
+from fastcore.machine import resident_bytes
 
 __all__ = ["Measured", "Projection", "configure", "project", "run", "sample_texts"]
 
@@ -154,7 +155,7 @@ def _measure(args: argparse.Namespace) -> Measured:
     seconds = time.perf_counter() - start
     weights = runner.model.model.weight_bytes
     work = type(task).__name__.lower()
-    return Measured(work, done, seconds, load_seconds, threads, weights, max(0, _resident_bytes() - weights))
+    return Measured(work, done, seconds, load_seconds, threads, weights, max(0, resident_bytes() - weights))
 
 
 def _checked(runner: Any, texts: list[str]) -> None:
@@ -172,17 +173,6 @@ def sample_texts(tokenizer: Any, num_tokens: int) -> Iterator[str]:
     for i in count():
         first = i * 7 % (len(ids) - num_tokens)
         yield tokenizer.decode(ids[first : first + num_tokens])
-
-
-def _resident_bytes() -> int:
-    import resource
-
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,7 @@
-"""Fetch a named model, or bring a hub id up to date, and print the folder it is in."""
+"""Fetch a named model, or bring one of the hub up to date, and print the folder it is in.
+
+fastcore pull qwen2.5-0.5b
+fastcore pull owner/name"""
 
 import argparse
 
@@ -8,7 +11,7 @@ __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_model(parser, what="a named model or a hub id (default: smollm2-135m)")
+    add_model(parser, what="a name that `fastcore list --known` shows, or a hub id (default: smollm2-135m)")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 

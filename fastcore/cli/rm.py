@@ -11,21 +11,23 @@ __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="+", metavar="NAME", help="one that `fastcore list` shows")
+    parser.add_argument("names", nargs="+", metavar="NAME", help="one that `fastcore list` shows, or its short name")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
 
 def run(args: argparse.Namespace) -> int:
     from fastcore.errors import ModelNotFoundError
     from fastcore.sources.kept import kept_models, remove
+    from fastcore.sources.short_names import hub_id
 
     kept = {model.name: model for model in kept_models()}
-    for name in args.names:  # all are known before the first goes
-        if name not in kept:
+    names = {name if name in kept else hub_id(name): name for name in args.names}
+    for key, name in names.items():  # all are known before the first goes
+        if key not in kept:
             raise ModelNotFoundError(
                 f"no model {name!r} was fetched; `fastcore list` shows {', '.join(kept) or 'none'}"
             )
-    for name in dict.fromkeys(args.names):
+    for name in names:
         model = kept[name]
         what = f"{name}, {model.bytes / 1e6:,.1f} MB in {model.folder}"
         if not args.yes:

@@ -98,10 +98,7 @@ def create_app(
         return facts | {"loaded": False} if model.service is None else facts | {"loaded": True, **model.service.facts()}
 
     async def health(request: Request) -> Response:
-        services = [model.service for model in served if model.service is not None]
-        return json_response(
-            {"status": "ok", "active_requests": sum(service.status()["active_requests"] for service in services)}
-        )
+        return json_response({"status": "ok", "active_requests": served.active_requests})
 
     async def list_models(request: Request) -> Response:
         return json_response({"object": "list", "data": [facts(name) for name in served.names]})
@@ -153,6 +150,7 @@ def create_app(
     )
     app.router.redirect_slashes = False  # a redirect would repeat whatever the header Host says
     app.state.stop = _stop(served, stopping)
+    app.state.models = served
     return app
 
 

@@ -2,24 +2,32 @@
 
 import asyncio
 import logging
+import os
 import socket
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
+from fastcore.machine import resident_bytes
+from fastcore.running import RunningServer, announced
 from fastcore.server.connections import ACCEPTS, QUEUE, connection_class, connections_that_fit
 from fastcore.server.logs import log_config
+from fastcore.server.served import ServedModels
 
 __all__ = ["Server", "ServerOptions", "bound", "run_server", "server_config"]
 
 log = logging.getLogger("fastcore.server")
 
 LAST_WORDS_SECONDS = 2.0  # of those to shut down, for telling clients
+NOTICE_SECONDS = 1  # between two looks at what `fastcore ps` shows
+NOTICED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -91,8 +99,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(QUEUE)  # asyncio has one number for this and for how many it accepts in a turn
-            host, port = listener.getsockname()[:2]
-            log.info("listening at http://%s:%d", f"[{host}]" if ":" in host else host, port)
+            log.info("listening at %s", _url(listener))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         stop: Any = getattr(getattr(self.config.app, "state", None), "stop", None)
@@ -102,9 +109,32 @@ class Server(uvicorn.Server):  # type: ignore[misc]
         await super().shutdown(sockets)
 
 
-def run_server(app: ASGIApp, sockets: Sequence[socket.socket], options: ServerOptions = DEFAULTS) -> None:
+def run_server(app: Starlette, sockets: Sequence[socket.socket], options: ServerOptions = DEFAULTS) -> None:
     """Serve until interrupted or terminated; requests under way are finished first, as far as there is time.
 
-    sockets: of `bound`.
+    app: of `create_app`. sockets: of `bound`.
     """
-    Server(server_config(app, options)).run(list(sockets))
+    config = server_config(app, options)
+    with announced() as say:
+        config.callback_notify, config.timeout_notify = _notice(app, sockets, say), NOTICE_SECONDS
+        Server(config).run(list(sockets))
+
+
+def _notice(
+    app: Starlette, sockets: Sequence[socket.socket], say: Callable[[RunningServer], None]
+) -> Callable[[], Coroutine[Any, Any, None]]:
+    """What uvicorn calls now and then: tells `fastcore ps` how the server does."""
+    url, started = _url(sockets[0]), time.time()
+    models: ServedModels = app.state.models
+
+    async def notice() -> None:
+        loaded = {model.names[0]: model.service is not None for model in models}
+        memory = resident_bytes() // NOTICED_BYTES * NOTICED_BYTES
+        say(RunningServer(os.getpid(), url, started, loaded, models.active_requests, memory))
+
+    return notice
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

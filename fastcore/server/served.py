@@ -104,6 +104,11 @@ class ServedModels:
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)
 
+    @property
+    def active_requests(self) -> int:
+        services = [model.service for model in self._models]
+        return sum(int(service.status()["active_requests"]) for service in services if service is not None)
+
     def find(self, name: str | None, path: str) -> ServedModel:
         """The model of that name, or the first that answers at the path. Raises RequestError."""
         if name is None:
